@@ -1,0 +1,5 @@
+//! What everything stands on: identifiers, the error registry, the codec. No I/O except in `durable`.
+
+pub mod codec;
+pub mod error;
+pub mod ids;

@@ -1,0 +1,1 @@
+//! Pure rules of the file system and the chunk engine.

@@ -1,0 +1,3 @@
+//! The `beeswarm` executable.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Transport: QUIC with mutual TLS, framing, methods, messages.

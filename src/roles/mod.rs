@@ -1,0 +1,1 @@
+//! What each role does. A role never imports another.
