@@ -1,1 +1,6 @@
 //! Transport: QUIC with mutual TLS, framing, methods, messages.
+
+pub mod frame;
+pub mod method;
+pub mod msg;
+pub mod rpc;
