@@ -1,1 +1,5 @@
 //! Pure rules of the file system and the chunk engine.
+
+pub mod name;
+pub mod placement;
+pub mod stripe;
