@@ -173,6 +173,8 @@ pub struct ChunkStore {
     boot: String,
     clock: AtomicU64,
     sync_errors: AtomicU64,
+    /// Holds `sync_errors`, so that a restart does not take it back.
+    error_file: OwnedFd,
     open: Mutex<HashMap<ChunkKey, Arc<Open>>>,
     failed: Mutex<HashSet<ChunkKey>>,
     /// Shared while a file is used, exclusive while it is created or purged.
@@ -219,13 +221,21 @@ impl ChunkStore {
         let path = Path::new("/proc/sys/kernel/random/boot_id");
         let boot = std::fs::read_to_string(path)
             .map_err(|e| ChunkError::Unsuitable { path: path.into(), why: format!("cannot read the boot id: {e}") })?;
+        let path = dir.join("sync-errors");
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let error_file =
+            rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).map_err(|e| fail(&path, 0, e))?;
+        let mut count = [0u8; 8];
+        rustix::io::pread(&error_file, &mut count, 0).map_err(|e| fail(&path, 0, e))?;
+        rustix::io::pwrite(&error_file, &count, 0).map_err(|e| fail(&path, 0, e))?; // takes its block now
         Ok(ChunkStore {
             dir: dir.into(),
             fs_id,
             target,
             boot,
             clock: AtomicU64::new(0),
-            sync_errors: AtomicU64::new(0),
+            sync_errors: AtomicU64::new(u64::from_le_bytes(count)),
+            error_file,
             open: Mutex::default(),
             failed: Mutex::default(),
             gates: (0..GATES).map(|_| RwLock::new(())).collect(),
@@ -263,13 +273,9 @@ impl ChunkStore {
             return there.clone();
         }
         if open.len() >= OPEN_FILES_MAX {
-            // Least recently used half at once, so that the search is paid for rarely. Files whose directories are
-            // not yet on disk stay: only they know it.
-            let mut ages: Vec<(u64, ChunkKey)> = open
-                .iter()
-                .filter(|(_, f)| !f.dirs_dirty.load(Ordering::Acquire))
-                .map(|(k, f)| (f.used.load(Ordering::Relaxed), *k))
-                .collect();
+            // Least recently used half at once, so that the search is paid for rarely.
+            let mut ages: Vec<(u64, ChunkKey)> =
+                open.iter().map(|(k, f)| (f.used.load(Ordering::Relaxed), *k)).collect();
             ages.sort_unstable();
             for (_, old) in ages.iter().take(OPEN_FILES_MAX / 2) {
                 open.remove(old);
@@ -287,13 +293,15 @@ impl ChunkStore {
             return Ok(file.clone());
         }
         let path = self.path(key);
-        let fd = match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty()) {
-            Ok(fd) => fd,
-            Err(Errno::NOENT) if rustix::fs::stat(self.tombstone(key)).is_ok() => {
-                return Err(ChunkError::Purged { key });
-            }
-            Err(e) => return Err(fail(&path, 0, e)),
-        };
+        // The tombstone counts even while the file is still there: a crash may have come between the two.
+        let tomb = self.tombstone(key);
+        match rustix::fs::stat(&tomb) {
+            Ok(_) => return Err(ChunkError::Purged { key }),
+            Err(Errno::NOENT) => {}
+            Err(e) => return Err(fail(&tomb, 0, e)),
+        }
+        let fd = rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())
+            .map_err(|e| fail(&path, 0, e))?;
         let mut bytes = vec![0u8; 4096];
         let len = rustix::fs::fgetxattr(&fd, XATTR, &mut bytes[..])
             .map_err(|e| ChunkError::Header { path: path.clone(), why: format!("no header: {e}") })?;
@@ -497,17 +505,26 @@ impl ChunkStore {
             }
             let mut result = rustix::fs::fdatasync(&file.fd).map_err(|e| fail(path, 0, e));
             if result.is_ok() && file.dirs_dirty.load(Ordering::Acquire) {
-                result = path.parent().map_or(Ok(()), sync_dir);
+                // All three levels: another thread or an earlier run may have made one without having synced it yet.
+                result = path.ancestors().skip(1).take(3).try_for_each(sync_dir);
                 if result.is_ok() {
                     file.dirs_dirty.store(false, Ordering::Release);
                 }
             }
             if result.is_err() {
                 lock(&self.failed).insert(key);
-                self.sync_errors.fetch_add(1, Ordering::AcqRel);
+                self.count_sync_error();
             }
             result
         })
+    }
+
+    /// Changes the verifier, also for the next run of the process (a reboot changes it anyway, so no fsync here).
+    fn count_sync_error(&self) {
+        let count = self.sync_errors.fetch_add(1, Ordering::AcqRel) + 1;
+        if let Err(e) = rustix::io::pwrite(&self.error_file, &count.to_le_bytes(), 0) {
+            tracing::error!(dir = %self.dir.display(), "cannot record a failed sync: {e}; do not restart this target");
+        }
     }
 
     /// Removes the data for good; may be repeated. Durable when it returns.
@@ -519,6 +536,7 @@ impl ChunkStore {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
             rustix::fs::open(&tomb, flags, Mode::from_raw_mode(0o600)).map_err(|e| fail(&tomb, 0, e))?;
             sync_dir(parent)?;
+            parent.parent().map_or(Ok(()), sync_dir)?;
         }
         lock(&self.open).remove(&key);
         lock(&self.failed).remove(&key);
@@ -586,6 +604,12 @@ mod tests {
         drop(store);
         let store = ChunkStore::open(dir.path(), fs, uuid).unwrap();
         assert_eq!(store.write_verifier(), verifier);
+        store.count_sync_error();
+        assert_ne!(store.write_verifier(), verifier);
+        let after_error = store.write_verifier();
+        drop(store);
+        let store = ChunkStore::open(dir.path(), fs, uuid).unwrap();
+        assert_eq!(store.write_verifier(), after_error);
         assert_eq!(store.read(k, 1 << 20, 5).unwrap(), b"hello");
         store.punch(k, 1 << 20, 2).unwrap();
         assert_eq!(store.read(k, 1 << 20, 5).unwrap(), b"\0\0llo");
