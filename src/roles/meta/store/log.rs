@@ -237,13 +237,13 @@ pub(super) fn replay(id: &Identity, applied: u64, into: &mut Overlay) -> Result<
     let mut chain: Option<(u64, u32)> = None;
     for (i, (first, path)) in segments.iter().enumerate() {
         let last_segment = i + 1 == segments.len();
-        let damaged = |at: usize, why: &str| {
-            StoreError::Damaged(format!("{} is damaged at byte {at}: {why}", path.display()))
-        };
+        let damaged =
+            |at: usize, why: &str| StoreError::Damaged(format!("{} is damaged at byte {at}: {why}", path.display()));
         let data = std::fs::read(path).map_err(|e| StoreError::io("read the log", &e))?;
-        let Some(header) = data.get(..HEADER).filter(|h| {
-            crc32c::crc32c(&h[..HEADER - 4]).to_le_bytes() == h[HEADER - 4..] && h.starts_with(MAGIC)
-        }) else {
+        let Some(header) = data
+            .get(..HEADER)
+            .filter(|h| crc32c::crc32c(&h[..HEADER - 4]).to_le_bytes() == h[HEADER - 4..] && h.starts_with(MAGIC))
+        else {
             // A segment takes records only after its header is durable.
             if last_segment && data.len() <= HEADER {
                 tracing::warn!("{}: cut short before its first record, removed", path.display());
@@ -282,9 +282,8 @@ pub(super) fn replay(id: &Identity, applied: u64, into: &mut Overlay) -> Result<
         while at < data.len() {
             let next = sequence + 1;
             let Some(f) = frame(&data[at..], |s| s == next).filter(|f| f.previous == checksum) else {
-                let was_durable = (at + 1..data.len()).any(|p| {
-                    frame(&data[p..], |s| s > next && s - next < 1 << 32).is_some_and(|f| f.durable >= next)
-                });
+                let was_durable = (at + 1..data.len())
+                    .any(|p| frame(&data[p..], |s| s > next && s - next < 1 << 32).is_some_and(|f| f.durable >= next));
                 if !last_segment || was_durable {
                     return Err(damaged(at, &format!("record {next} is broken and was durable")));
                 }

@@ -332,7 +332,9 @@ impl Store {
             Ok(r) => (true, Box::new(move |csn| drop(tx.send(csn.map(|c| (r, c)).map_err(CommitError::Store))))),
             Err(e) => (
                 false,
-                Box::new(move |csn| drop(tx.send(Err(csn.map_or_else(CommitError::Store, |_| CommitError::Refused(e)))))),
+                Box::new(move |csn| {
+                    drop(tx.send(Err(csn.map_or_else(CommitError::Store, |_| CommitError::Refused(e)))))
+                }),
             ),
         });
         let gone = || CommitError::Store(StoreError::Fenced("it is closed".into()));
@@ -760,6 +762,7 @@ fn open_snapshot(db: &Database) -> Result<Snapshot, StoreError> {
 fn stored_number(snapshot: &Snapshot, key: &[u8]) -> Result<u64, StoreError> {
     let Some(t) = snapshot.get(Table::Meta.index()) else { return Ok(0) };
     let Some(v) = t.get(key).map_err(StoreError::redb)? else { return Ok(0) };
-    let bytes = v.value().try_into().map_err(|_| StoreError::Damaged("a number of the store has a wrong size".into()))?;
+    let bytes =
+        v.value().try_into().map_err(|_| StoreError::Damaged("a number of the store has a wrong size".into()))?;
     Ok(u64::from_le_bytes(bytes))
 }

@@ -46,7 +46,11 @@ async fn random_ops_match_a_map_over_flushes_and_reopens() {
         }
         if i % 397 == 0 {
             let before = s.last();
-            if i % 2 == 0 { s.abandon() } else { s.close().await }
+            if i % 2 == 0 {
+                s.abandon()
+            } else {
+                s.close().await
+            }
             s = Store::open(config(dir.path())).unwrap();
             assert!(s.last().epoch > before.epoch && s.last().sequence == before.sequence);
         }
@@ -68,7 +72,7 @@ async fn log_cut_anywhere_reopens_with_a_prefix() {
     s.abandon();
     let path = segment(dir.path());
     let (data, db) = (std::fs::read(&path).unwrap(), std::fs::read(dir.path().join("meta.redb")).unwrap());
-    for cut in (56..=data.len()).step_by(3).chain([data.len()]) {
+    for cut in 56..=data.len() {
         let d = tempfile::tempdir().unwrap();
         std::fs::create_dir(d.path().join("log")).unwrap();
         std::fs::write(d.path().join("meta.redb"), &db).unwrap();
@@ -107,7 +111,11 @@ async fn failed_write_or_sync_fences() {
         put(&s, b"a", b"1").await.unwrap();
         let fail = if write { &s.0.shared.fail.write } else { &s.0.shared.fail.sync };
         fail.store(true, Ordering::Relaxed);
-        if write { assert!(put(&s, b"b", b"2").await.is_err()) } else { assert!(s.sync().await.is_err()) }
+        if write {
+            assert!(put(&s, b"b", b"2").await.is_err())
+        } else {
+            assert!(s.sync().await.is_err())
+        }
         fail.store(false, Ordering::Relaxed);
         assert!(put(&s, b"c", b"3").await.is_err() && s.sync().await.is_err() && s.flush().await.is_err());
         s.abandon();
@@ -120,7 +128,16 @@ async fn ids_are_never_issued_twice() {
     let dir = tempfile::tempdir().unwrap();
     let mut seen = std::collections::HashSet::new();
     for _ in 0..4 {
-        let s = Store::open(config(dir.path())).unwrap();
+        // A refill in flight keeps its clone, and so the directory's lock, for a moment.
+        let mut s = Store::open(config(dir.path()));
+        for _ in 0..200 {
+            if s.is_ok() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            s = Store::open(config(dir.path()));
+        }
+        let s = s.unwrap();
         let ids = s.id_allocator("inode", 16).await.unwrap();
         for _ in 0..100 {
             match ids.next() {
