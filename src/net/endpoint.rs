@@ -5,7 +5,9 @@ use super::udp::{self, SegmentLimitedRuntime};
 use super::{NetError, Result};
 use crate::base::ids::{ClusterId, NodeId};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
-use quinn::{ConnectionId, ConnectionIdGenerator, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt};
+use quinn::{
+    ConnectionId, ConnectionIdGenerator, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt,
+};
 use ring::rand::SecureRandom;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -241,7 +243,9 @@ impl Connection {
     /// Bytes that only the two ends of this connection know: proofs over them cannot be passed on to another.
     pub fn exporter(&self, label: &[u8]) -> Result<[u8; 32]> {
         let mut out = [0; 32];
-        self.quic.export_keying_material(&mut out, label, b"").map_err(|_| tls("no keying material of this connection"))?;
+        self.quic
+            .export_keying_material(&mut out, label, b"")
+            .map_err(|_| tls("no keying material of this connection"))?;
         Ok(out)
     }
 

@@ -300,9 +300,21 @@ mod tests {
     #[test]
     fn header_bytes_never_change() {
         let golden = concat!(
-            "b5010100", "0102", "0304", "1112131415161718", "21220200", "31321200",
-            "000102030405060708090a0b0c0d0e0f", "0100000000000000", "02000000", "09000000", "0300000000000000",
-            "0400000000000000", "0500000000000000", "06000000000000000700000000000000", "0800000000000000",
+            "b5010100",
+            "0102",
+            "0304",
+            "1112131415161718",
+            "21220200",
+            "31321200",
+            "000102030405060708090a0b0c0d0e0f",
+            "0100000000000000",
+            "02000000",
+            "09000000",
+            "0300000000000000",
+            "0400000000000000",
+            "0500000000000000",
+            "06000000000000000700000000000000",
+            "0800000000000000",
         );
         assert_eq!(crate::net::identity::hex(&bytes_of(&sample())), golden);
         assert_eq!(Header::decode(&bytes_of(&sample())).unwrap(), sample());
@@ -310,7 +322,14 @@ mod tests {
 
     #[test]
     fn decode_refuses_what_is_no_frame() {
-        for (at, value, text) in [(0, 0, "starts with"), (1, 9, "version 9"), (2, 7, "kind 7"), (3, 1, "flags"), (19, 255, "body of"), (23, 255, "payload of")] {
+        for (at, value, text) in [
+            (0, 0, "starts with"),
+            (1, 9, "version 9"),
+            (2, 7, "kind 7"),
+            (3, 1, "flags"),
+            (19, 255, "body of"),
+            (23, 255, "payload of"),
+        ] {
             let mut bytes = bytes_of(&sample());
             bytes[at] = value;
             let error = Header::decode(&bytes).unwrap_err().to_string();
