@@ -40,6 +40,9 @@ const IDLE_TIMEOUT_MS: u32 = 8_000;
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 const STREAMS_MAX: u32 = 4096;
+/// quinn's default of 14 KB is less than one datagram of a large MTU: then nothing, not even a close, goes out while an MTU
+/// probe is in flight.
+const CONGESTION_WINDOW_INITIAL_BYTES: u64 = 1 << 20;
 const MTU_INITIAL: u16 = 1200;
 const MTU_MAX: u16 = 65_000;
 
@@ -54,11 +57,14 @@ fn provider() -> Arc<CryptoProvider> {
 fn transport() -> Arc<TransportConfig> {
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.upper_bound(MTU_MAX);
+    let mut congestion = quinn::congestion::CubicConfig::default();
+    congestion.initial_window(CONGESTION_WINDOW_INITIAL_BYTES);
     let mut config = TransportConfig::default();
     config
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
         .receive_window(VarInt::from_u32(CONNECTION_WINDOW_BYTES))
         .send_window(u64::from(CONNECTION_WINDOW_BYTES))
+        .congestion_controller_factory(Arc::new(congestion))
         .initial_mtu(MTU_INITIAL)
         .mtu_discovery_config(Some(mtu))
         .keep_alive_interval(Some(KEEP_ALIVE))
