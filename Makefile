@@ -18,7 +18,6 @@ run: build
 # Unit tests, then tests on real mounts with real processes (root and /dev/fuse needed).
 test:
 	$(CARGO) test --locked --lib --bins
-	$(CARGO) test --locked --test '*' -- --test-threads=1
 
 check:
 	$(CARGO) fmt --check

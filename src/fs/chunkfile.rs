@@ -4,7 +4,11 @@
 //! `purged/xx/<inode>-<data id>` are the tombstones of data that must not come back.
 
 use crate::{
-    base::{codec, error::ErrorCode, ids::{ClusterId, DataId, InodeId, TargetId, TargetUuid}},
+    base::{
+        codec,
+        error::ErrorCode,
+        ids::{ClusterId, DataId, InodeId, TargetId, TargetUuid},
+    },
     fs::stripe::StripeKind,
 };
 use rustix::{
@@ -18,7 +22,10 @@ use std::{
     hash::Hasher,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, atomic::{AtomicBool, AtomicU64, Ordering}},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 const XATTR: &str = "user.beeswarm.chunk";
@@ -223,8 +230,7 @@ impl ChunkStore {
             .map_err(|e| ChunkError::Unsuitable { path: path.into(), why: format!("cannot read the boot id: {e}") })?;
         let path = dir.join("sync-errors");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        let error_file =
-            rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).map_err(|e| fail(&path, 0, e))?;
+        let error_file = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).map_err(|e| fail(&path, 0, e))?;
         let mut count = [0u8; 8];
         rustix::io::pread(&error_file, &mut count, 0).map_err(|e| fail(&path, 0, e))?;
         rustix::io::pwrite(&error_file, &count, 0).map_err(|e| fail(&path, 0, e))?; // takes its block now
@@ -305,8 +311,8 @@ impl ChunkStore {
         let mut bytes = vec![0u8; 4096];
         let len = rustix::fs::fgetxattr(&fd, XATTR, &mut bytes[..])
             .map_err(|e| ChunkError::Header { path: path.clone(), why: format!("no header: {e}") })?;
-        let header: ChunkHeaderRecord = codec::decode(&bytes[..len])
-            .map_err(|e| ChunkError::Header { path: path.clone(), why: e.to_string() })?;
+        let header: ChunkHeaderRecord =
+            codec::decode(&bytes[..len]).map_err(|e| ChunkError::Header { path: path.clone(), why: e.to_string() })?;
         if header.version != HEADER_VERSION
             || (header.fs_id, header.ino, header.data_id) != (self.fs_id, key.ino, key.data_id)
         {
@@ -420,7 +426,8 @@ impl ChunkStore {
         let _gate = self.gate(key).try_read().ok()?;
         let file = lock(&self.open).get(&key)?.clone();
         let mut buf = vec![0u8; len];
-        let got = rustix::io::preadv2(&file.fd, &mut [IoSliceMut::new(&mut buf)], offset, ReadWriteFlags::NOWAIT).ok()?;
+        let got =
+            rustix::io::preadv2(&file.fd, &mut [IoSliceMut::new(&mut buf)], offset, ReadWriteFlags::NOWAIT).ok()?;
         (got == len).then_some(buf) // short: the end or not cached; `read` tells which
     }
 
@@ -581,9 +588,18 @@ mod tests {
 
     fn header(fs_id: ClusterId, k: ChunkKey, stripe_index: u16) -> ChunkHeaderRecord {
         ChunkHeaderRecord {
-            version: 1, fs_id, ino: k.ino, data_id: k.data_id, stripe_index, chunk_bytes: 65536,
-            targets: vec![TargetId(0), TargetId(1), TargetId(2)], kind: StripeKind::Raid0,
-            uid: 0, gid: 0, project: 0, mirror_sequence: 0,
+            version: 1,
+            fs_id,
+            ino: k.ino,
+            data_id: k.data_id,
+            stripe_index,
+            chunk_bytes: 65536,
+            targets: vec![TargetId(0), TargetId(1), TargetId(2)],
+            kind: StripeKind::Raid0,
+            uid: 0,
+            gid: 0,
+            project: 0,
+            mirror_sequence: 0,
         }
     }
 

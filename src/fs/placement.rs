@@ -97,7 +97,14 @@ mod tests {
                 .map(|i| {
                     let (f, t) = (free[i as usize], sizes[i as usize]);
                     let pool = classify(f, t);
-                    Candidate { target: TargetId(i), node: NodeNumber(i), free_bytes: f, total_bytes: t, pool, usable: true }
+                    Candidate {
+                        target: TargetId(i),
+                        node: NodeNumber(i),
+                        free_bytes: f,
+                        total_bytes: t,
+                        pool,
+                        usable: true,
+                    }
                 })
                 .collect();
             free[choose(&cs, 1, seed)[0].0 as usize] -= 10 << 30;
@@ -109,7 +116,12 @@ mod tests {
     #[test]
     fn spreads_over_nodes_and_never_fails_with_one_usable() {
         let c = |t, n, pool, usable| Candidate {
-            target: TargetId(t), node: NodeNumber(n), free_bytes: 0, total_bytes: 100, pool, usable,
+            target: TargetId(t),
+            node: NodeNumber(n),
+            free_bytes: 0,
+            total_bytes: 100,
+            pool,
+            usable,
         };
         use CapacityPool::{Emergency, Normal};
         let cs = [c(1, 1, Normal, true), c(2, 1, Normal, true), c(3, 2, Normal, true), c(4, 3, Emergency, true)];

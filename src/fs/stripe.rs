@@ -1,6 +1,9 @@
 //! Where each byte of a file lies: chunk i on target i mod n, dense on each target.
 
-use crate::{base::{error::ErrorCode, ids::TargetId}, limits};
+use crate::{
+    base::{error::ErrorCode, ids::TargetId},
+    limits,
+};
 use serde::{Deserialize, Serialize};
 
 /// How the targets of a pattern keep the data.
@@ -53,8 +56,8 @@ pub struct Extent {
 impl StripePattern {
     /// Checks chunk size (power of two within the limits) and number of targets.
     pub fn new(chunk_bytes: u32, targets: Vec<TargetId>, kind: StripeKind) -> Result<Self, ErrorCode> {
-        let size_ok = chunk_bytes.is_power_of_two()
-            && (limits::CHUNK_BYTES_MIN..=limits::CHUNK_BYTES_MAX).contains(&chunk_bytes);
+        let size_ok =
+            chunk_bytes.is_power_of_two() && (limits::CHUNK_BYTES_MIN..=limits::CHUNK_BYTES_MAX).contains(&chunk_bytes);
         if !size_ok || targets.is_empty() || targets.len() > usize::from(limits::STRIPE_TARGETS_MAX) {
             return Err(ErrorCode::Invalid);
         }
