@@ -104,6 +104,9 @@ pub enum CommitError<E> {
     Store(StoreError),
 }
 
+/// A key and its value.
+pub type Row = (Vec<u8>, Vec<u8>);
+
 /// How to open a store.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
@@ -417,13 +420,7 @@ impl<'a> ReadView<'a> {
     }
 
     /// At most `limit` pairs with `from <= key < to_exclusive`, in key order. An empty `to_exclusive`: to the end.
-    pub fn scan(
-        &self,
-        table: Table,
-        from: &[u8],
-        to_exclusive: &[u8],
-        limit: usize,
-    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, StoreError> {
+    pub fn scan(&self, table: Table, from: &[u8], to_exclusive: &[u8], limit: usize) -> Result<Vec<Row>, StoreError> {
         let mut out = Vec::new();
         if limit == 0 || (!to_exclusive.is_empty() && from >= to_exclusive) {
             return Ok(out);
@@ -497,13 +494,7 @@ impl Txn<'_> {
         self.reads().get(table, key)
     }
     /// See [`ReadView::scan`].
-    pub fn scan(
-        &self,
-        table: Table,
-        from: &[u8],
-        to_exclusive: &[u8],
-        limit: usize,
-    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, StoreError> {
+    pub fn scan(&self, table: Table, from: &[u8], to_exclusive: &[u8], limit: usize) -> Result<Vec<Row>, StoreError> {
         self.reads().scan(table, from, to_exclusive, limit)
     }
     /// See [`ReadView::changed_by`].
