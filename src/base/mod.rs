@@ -3,3 +3,4 @@
 pub mod codec;
 pub mod error;
 pub mod ids;
+pub mod start;
