@@ -159,7 +159,7 @@ impl Cluster {
         if addrs.is_empty() {
             return Err(ErrorCode::Unreachable);
         }
-        let peer = self.endpoint.peer(node, addrs);
+        let peer = Peer::new(self.endpoint.clone(), node, addrs);
         peers.insert(node, peer.clone());
         Ok(peer)
     }
@@ -261,8 +261,13 @@ impl Cluster {
 
     /// Opens the connection before the first call needs it; failures show at that call.
     fn connect_ahead(&self, node: &NodeEntry) {
-        if let Ok(peer) = self.peer(node.id) {
-            let _ = peer;
+        let Ok(peer) = self.peer(node.id) else { return };
+        if !peer.is_connected() {
+            tokio::spawn(async move {
+                if let Err(e) = peer.connect().await {
+                    tracing::debug!("connecting ahead to {}: {e}", peer.node());
+                }
+            });
         }
     }
 
@@ -292,7 +297,8 @@ impl Cluster {
             };
             if away_since.is_none() {
                 away_since = Some(Instant::now());
-                tracing::warn!("mgmt at {} does not answer: {error}; going on with map {}", join(&self.mgmt), self.map().version);
+                let why = self.peer(MGMT).ok().and_then(|peer| peer.last_error()).unwrap_or_else(|| error.to_string());
+                tracing::warn!("mgmt at {} does not answer: {why}; going on with map {}", join(&self.mgmt), self.map().version);
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
@@ -323,7 +329,9 @@ impl Cluster {
         }
         outages.insert(node, Instant::now());
         drop(outages);
-        tracing::warn!("{} does not answer: {error}; calls to it wait up to {} s", self.describe(node), wait.as_secs());
+        let peer = self.peers.lock().unwrap_or_else(PoisonError::into_inner).get(&node).cloned();
+        let why = peer.and_then(|peer| peer.last_error()).unwrap_or_else(|| error.to_string());
+        tracing::warn!("{} does not answer: {why}; calls to it wait up to {} s", self.describe(node), wait.as_secs());
     }
 
     fn outage_ended(&self, node: NodeId) {

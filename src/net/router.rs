@@ -15,7 +15,7 @@ use crate::fs::map::ClusterMap;
 use bytes::Bytes;
 use std::{
     collections::HashMap,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
     time::{Duration, Instant},
 };
@@ -63,13 +63,13 @@ impl Router {
         let _ = self.map.set(map);
     }
 
-    fn route(&self, ctx: &RequestContext, number: u16) -> Result<Arc<dyn Service>, ErrorCode> {
+    fn route(&self, peer: &[NodeId], from: SocketAddr, number: u16) -> Result<Arc<dyn Service>, ErrorCode> {
         let Some(method) = method::find(number) else {
-            self.log_refusal(ctx, number, "unknown", "this version has no such method");
+            self.log_refusal(peer, from, number, "unknown", "this version has no such method");
             return Err(ErrorCode::UnknownMethod);
         };
-        if let Err(reason) = permit(method, &ctx.peer, self.map.get().map(|m| m.borrow().clone()).as_deref()) {
-            self.log_refusal(ctx, number, method.name, reason);
+        if let Err(reason) = permit(method, peer, self.map.get().map(|m| m.borrow().clone()).as_deref()) {
+            self.log_refusal(peer, from, number, method.name, reason);
             return Err(ErrorCode::Forbidden);
         }
         if let Some(service) = self.services.read().unwrap_or_else(PoisonError::into_inner).get(&method.served_by) {
@@ -78,17 +78,17 @@ impl Router {
         if self.announced.contains(&method.served_by) {
             return Err(ErrorCode::NotReady);
         }
-        self.log_refusal(ctx, number, method.name, "that role does not run in this process");
+        self.log_refusal(peer, from, number, method.name, "that role does not run in this process");
         Err(ErrorCode::WrongNode)
     }
 
-    fn log_refusal(&self, ctx: &RequestContext, number: u16, name: &str, reason: &'static str) {
+    fn log_refusal(&self, peer: &[NodeId], from: SocketAddr, number: u16, name: &str, reason: &'static str) {
         let mut seen = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if seen.len() >= REFUSAL_KINDS_MAX {
             seen.retain(|_, at| now.duration_since(*at) < REFUSAL_LOG_PAUSE);
         }
-        let key = (ctx.peer_addr.ip(), number, reason);
+        let key = (from.ip(), number, reason);
         if seen.get(&key).is_some_and(|at| now.duration_since(*at) < REFUSAL_LOG_PAUSE)
             || seen.len() >= REFUSAL_KINDS_MAX
         {
@@ -98,8 +98,8 @@ impl Router {
         drop(seen);
         tracing::warn!(
             "refused a call: peer {} at {}, method {name} ({number}): {reason}",
-            names(&ctx.peer),
-            ctx.peer_addr
+            names(peer),
+            from
         );
     }
 }
@@ -132,7 +132,7 @@ fn permit(method: &Method, peer: &[NodeId], map: Option<&ClusterMap>) -> Result<
 
 impl Service for Router {
     fn handle(self: Arc<Self>, ctx: RequestContext, method: u16, body: Bytes, payload: Bytes) -> ServiceFuture {
-        match self.route(&ctx, method) {
+        match self.route(&ctx.peer, ctx.peer_addr, method) {
             Ok(service) => service.handle(ctx, method, body, payload),
             Err(code) => Box::pin(async move { Err(code) }),
         }
@@ -171,14 +171,11 @@ mod tests {
 
     #[test]
     fn route_to_absent_role_is_not_ready_or_wrong_node() {
-        let ctx = RequestContext {
-            peer: vec![NodeId::new(Role::Client, 1)],
-            peer_addr: "127.0.0.1:1".parse().expect("address"),
-            call: Default::default(),
-        };
+        let peer = [NodeId::new(Role::Client, 1)];
+        let from: SocketAddr = "127.0.0.1:1".parse().expect("address");
         let register = number_of("RegisterRequest").number;
-        assert_eq!(Router::new(vec![Role::Mgmt]).route(&ctx, register).err(), Some(ErrorCode::NotReady));
-        assert_eq!(Router::new(vec![Role::Meta]).route(&ctx, register).err(), Some(ErrorCode::WrongNode));
-        assert_eq!(Router::new(vec![]).route(&ctx, 65000).err(), Some(ErrorCode::UnknownMethod));
+        assert_eq!(Router::new(vec![Role::Mgmt]).route(&peer, from, register).err(), Some(ErrorCode::NotReady));
+        assert_eq!(Router::new(vec![Role::Meta]).route(&peer, from, register).err(), Some(ErrorCode::WrongNode));
+        assert_eq!(Router::new(vec![]).route(&peer, from, 65000).err(), Some(ErrorCode::UnknownMethod));
     }
 }
