@@ -2,5 +2,6 @@
 
 pub mod codec;
 pub mod error;
+pub mod format;
 pub mod ids;
 pub mod start;
