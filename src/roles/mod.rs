@@ -1,2 +1,3 @@
 //! What each role does. A role never imports another.
+
 pub mod meta;

@@ -1,0 +1,3 @@
+//! The meta role: keeps the namespace.
+
+pub mod store;
