@@ -208,3 +208,55 @@ pub fn drop_link(
 pub fn kept_reply(db: &dyn Rows, client: ClientInstance, slot: u32) -> Result<Option<DedupeRecord>, ErrorCode> {
     get(db, Table::Dedupe, &records::dedupe_key(client, slot))
 }
+
+fn store_error(e: super::store::StoreError) -> ErrorCode {
+    tracing::error!(error = %e, "meta store");
+    ErrorCode::DiskFailed
+}
+
+/// The first key behind all with this prefix; empty: the end.
+fn behind(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            break;
+        }
+    }
+    end
+}
+
+/// Rows of a read view.
+pub struct ViewRows<'a, 'b>(pub &'a super::store::ReadView<'b>);
+
+impl Rows for ViewRows<'_, '_> {
+    fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, ErrorCode> {
+        self.0.get(table, key).map_err(store_error)
+    }
+    fn scan(&self, table: Table, prefix: &[u8], from: &[u8], limit: usize) -> Result<Vec<Row>, ErrorCode> {
+        self.0.scan(table, from.max(prefix), &behind(prefix), limit).map_err(store_error)
+    }
+}
+
+/// Rows of a transaction.
+pub struct TxnRows<'a, 'b>(pub &'a mut super::store::Txn<'b>);
+
+impl Rows for TxnRows<'_, '_> {
+    fn get(&self, table: Table, key: &[u8]) -> Result<Option<Vec<u8>>, ErrorCode> {
+        self.0.get(table, key).map_err(store_error)
+    }
+    fn scan(&self, table: Table, prefix: &[u8], from: &[u8], limit: usize) -> Result<Vec<Row>, ErrorCode> {
+        self.0.scan(table, from.max(prefix), &behind(prefix), limit).map_err(store_error)
+    }
+}
+
+impl RowsMut for TxnRows<'_, '_> {
+    fn put(&mut self, table: Table, key: &[u8], value: Vec<u8>) -> Result<(), ErrorCode> {
+        self.0.put(table, key, &value);
+        Ok(())
+    }
+    fn delete(&mut self, table: Table, key: &[u8]) -> Result<(), ErrorCode> {
+        self.0.delete(table, key);
+        Ok(())
+    }
+}

@@ -56,7 +56,7 @@ fn check(inode: &InodeRecord, r: &SetAttrRequest) -> Result<(), ErrorCode> {
 
 /// Truncation, first step. `None`: nothing to cut, call `apply` in the same transaction. Otherwise targets are to be cut
 /// by the durable record that was written, and then `apply` and `cut_done` come in a second one.
-pub fn begin(db: &mut dyn RowsMut, env: &Env, r: &SetAttrRequest) -> Result<Option<InodeRecord>, ErrorCode> {
+pub fn begin(db: &mut dyn RowsMut, env: &Env, r: &SetAttrRequest) -> Result<Option<(InodeRecord, u64)>, ErrorCode> {
     let mut inode = db::inode(db, r.ino)?;
     check(&inode, r)?;
     let Some(size) = r.size else { return Ok(None) };
@@ -72,7 +72,7 @@ pub fn begin(db: &mut dyn RowsMut, env: &Env, r: &SetAttrRequest) -> Result<Opti
     inode.size = inode.size.min(size);
     inode.modified(env.now);
     write_cut(db, r.ino, &mut inode, cut)?;
-    Ok(Some(inode))
+    Ok(Some((inode, cut)))
 }
 
 /// Writes the order to cut the targets, and the inode.
