@@ -146,7 +146,7 @@ pub fn purge_data(db: &mut dyn RowsMut, ino: InodeId, record: &InodeRecord) -> R
     if record.flags & records::FLAG_MAY_HAVE_CHUNKS == 0 && record.targets_with_data == 0 {
         return Ok(());
     }
-    let row = PurgeRecord { version: RECORD_VERSION, targets: pattern.targets.clone() };
+    let row = PurgeRecord { version: RECORD_VERSION, targets: pattern.targets().to_vec() };
     put(db, Table::Purge, &records::purge_key(record.chunk_key(ino)), &row)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::base::codec;
 use crate::base::error::ErrorCode;
-use crate::base::ids::{ClientInstance, DataId, InodeId, TargetId};
+use crate::base::ids::{ClientInstance, ClusterId, DataId, InodeId, TargetId};
 use crate::fs::attr::{Attributes, FileKind, Timestamp};
 use crate::fs::chunkfile::{ChunkHeaderRecord, ChunkKey};
 use crate::fs::perm::Guarded;
@@ -159,20 +159,19 @@ impl InodeRecord {
         }
     }
 
-    /// Where the data lies; of no meaning for what is not a regular file.
-    pub fn layout(&self) -> Layout {
-        let none = StripePattern {
-            chunk_bytes: crate::limits::CHUNK_BYTES_DEFAULT,
-            targets: Vec::new(),
-            kind: StripeKind::Raid0,
+    /// Where the data lies. What is not a regular file gets a placeholder (target 0).
+    pub fn layout(&self) -> Result<Layout, ErrorCode> {
+        let pattern = match &self.pattern {
+            Some(p) => p.clone(),
+            None => StripePattern::new(crate::limits::CHUNK_BYTES_DEFAULT, vec![TargetId(0)], StripeKind::Raid0)?,
         };
-        Layout {
-            pattern: self.pattern.clone().unwrap_or(none),
+        Ok(Layout {
+            pattern,
             data_id: self.data_id,
             data_epoch: self.data_epoch,
             layout_generation: self.layout_generation,
             targets_with_data: self.targets_with_data,
-        }
+        })
     }
 
     /// Stripe policy of a directory.
@@ -186,17 +185,16 @@ impl InodeRecord {
     }
 
     /// Header for a chunk file of one stripe index.
-    pub fn chunk_header(&self, ino: InodeId, fs_id: crate::base::ids::ClusterId, index: u16) -> ChunkHeaderRecord {
-        let layout = self.layout();
+    pub fn chunk_header(&self, ino: InodeId, fs_id: ClusterId, pattern: &StripePattern, index: u16) -> ChunkHeaderRecord {
         ChunkHeaderRecord {
             version: 1,
             fs_id,
             ino,
             data_id: self.data_id,
             stripe_index: index,
-            chunk_bytes: layout.pattern.chunk_bytes,
-            targets: layout.pattern.targets,
-            kind: layout.pattern.kind,
+            chunk_bytes: pattern.chunk_bytes(),
+            targets: pattern.targets().to_vec(),
+            kind: pattern.kind(),
             uid: self.uid,
             gid: self.gid,
             project: self.project,

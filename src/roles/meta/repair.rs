@@ -162,7 +162,7 @@ impl MetaServer {
         // Somebody may have written to a target and not said so yet.
         let all_targets = inode.flags & FLAG_TAIL_UNSURE != 0 || inode.open_for_write > 0;
         let mut sent = JoinSet::new();
-        for (index, target) in (0u16..).zip(&pattern.targets) {
+        for (index, target) in (0u16..).zip(pattern.targets()) {
             if !all_targets && inode.targets_with_data >> index & 1 == 0 {
                 continue;
             }
@@ -170,7 +170,7 @@ impl MetaServer {
                 target: *target,
                 data_epoch: inode.data_epoch,
                 key: inode.chunk_key(ino),
-                header: inode.chunk_header(ino, self.fs_id, index),
+                header: inode.chunk_header(ino, self.fs_id, pattern, index),
                 change: SpaceChange::Truncate(pattern.local_size(size, index)),
             }));
         }

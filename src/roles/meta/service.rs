@@ -15,7 +15,7 @@ use crate::base::ids::{ClientInstance, InodeId};
 use crate::limits;
 use crate::net::frame::CallContext;
 use crate::net::msg::meta::*;
-use crate::net::rpc::{Call, RequestContext, Response, Service, ServiceFuture};
+use crate::net::rpc::{Call, RequestContext, Response, Service, HandleFuture};
 use bytes::Bytes;
 use serde::Serialize;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 impl Service for MetaServer {
-    fn handle(self: Arc<Self>, ctx: RequestContext, method: u16, body: Bytes, _payload: Bytes) -> ServiceFuture {
+    fn handle(self: Arc<Self>, ctx: RequestContext, method: u16, body: Bytes, _payload: Bytes) -> HandleFuture {
         Box::pin(async move {
             let reply = self.call(&ctx.call, method, &body).await?;
             Ok(Response { body: reply, payload: Bytes::new() })

@@ -21,5 +21,5 @@ pub fn append(db: &mut dyn RowsMut, env: &Env, r: &AppendRequest) -> Result<Appe
     }
     inode.modified(env.now);
     db::put_inode(db, r.ino, &inode)?;
-    Ok(AppendReply { offset, attr: inode.attributes(r.ino), layout: inode.layout() })
+    Ok(AppendReply { offset, attr: inode.attributes(r.ino), layout: inode.layout()? })
 }

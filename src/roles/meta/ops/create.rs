@@ -25,5 +25,5 @@ pub fn create(db: &mut dyn RowsMut, env: &Env, r: &CreateRequest) -> Result<Open
     // The mode of a file just made does not bind its maker.
     open::register(db, env.client, ino, &mut record, r.open.write)?;
     db::put_inode(db, ino, &record)?;
-    Ok(OpenReply { attr: record.attributes(ino), layout: record.layout() })
+    Ok(OpenReply { attr: record.attributes(ino), layout: record.layout()? })
 }

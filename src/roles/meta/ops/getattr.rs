@@ -23,7 +23,7 @@ pub fn readlink(db: &dyn Rows, ino: InodeId) -> Result<ReadLinkReply, ErrorCode>
 /// Layout of a file that is open already.
 pub fn layout(db: &dyn Rows, r: &LayoutRequest) -> Result<OpenReply, ErrorCode> {
     let inode = db::inode(db, r.ino)?;
-    Ok(OpenReply { attr: inode.attributes(r.ino), layout: inode.layout() })
+    Ok(OpenReply { attr: inode.attributes(r.ino), layout: inode.layout()? })
 }
 
 /// For `beeswarm entry info`.
@@ -36,7 +36,7 @@ pub fn entry_info(db: &dyn Rows, ino: InodeId) -> Result<EntryInfoReply, ErrorCo
     }
     Ok(EntryInfoReply {
         attr: inode.attributes(ino),
-        layout: (inode.kind == FileKind::Regular).then(|| inode.layout()),
+        layout: (inode.kind == FileKind::Regular).then(|| inode.layout()).transpose()?,
         policy: inode.policy(),
         open,
     })

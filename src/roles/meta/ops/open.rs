@@ -64,5 +64,5 @@ pub fn open(db: &mut dyn RowsMut, env: &Env, r: &OpenRequest) -> Result<OpenRepl
         register(db, env.client, r.ino, &mut inode, r.open.write)?;
         db::put_inode(db, r.ino, &inode)?;
     }
-    Ok(OpenReply { attr: inode.attributes(r.ino), layout: inode.layout() })
+    Ok(OpenReply { attr: inode.attributes(r.ino), layout: inode.layout()? })
 }

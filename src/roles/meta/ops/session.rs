@@ -58,8 +58,9 @@ pub fn end(db: &mut dyn RowsMut, client: ClientInstance, evicted: bool) -> Resul
         if wrote
             && evicted
             && let Ok(inode) = db::inode(db, ino)
+            && let Some(pattern) = &inode.pattern
         {
-            targets.extend(inode.layout().pattern.targets);
+            targets.extend_from_slice(pattern.targets());
         }
         if close::drop_session(db, client, ino, evicted)? {
             trim.push(ino);
