@@ -7,8 +7,10 @@ pub mod cluster;
 pub mod endpoint;
 pub mod frame;
 pub mod identity;
+pub mod join;
 pub mod method;
 pub mod msg;
+pub mod router;
 pub mod rpc;
 pub mod udp;
 
