@@ -1,6 +1,7 @@
 //! What everything stands on: identifiers, the error registry, the codec. No I/O except in `durable`.
 
 pub mod codec;
+pub mod durable;
 pub mod error;
 pub mod format;
 pub mod ids;
