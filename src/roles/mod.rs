@@ -1,1 +1,2 @@
 //! What each role does. A role never imports another.
+pub mod client;
