@@ -227,7 +227,7 @@ fn open_how(flags: i32) -> (OpenHow, FopenFlags) {
         truncate: bits.contains(OFlags::TRUNC),
         execute: flags.cast_unsigned() & FMODE_EXEC != 0,
     };
-    let how = OpenHow { mode, append: bits.contains(OFlags::APPEND), sync: bits.contains(OFlags::DSYNC) };
+    let how = OpenHow { mode, append: bits.contains(OFlags::APPEND) };
     let kernel = if bits.intersects(OFlags::DIRECT | OFlags::APPEND) {
         FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
     } else {
@@ -584,7 +584,7 @@ mod tests {
         let (how, kernel) = open_how((OFlags::WRONLY | OFlags::APPEND).bits().cast_signed());
         assert!(how.append && how.mode.write && !how.mode.read && kernel.contains(FopenFlags::FOPEN_DIRECT_IO));
         let (how, kernel) = open_how((OFlags::RDWR | OFlags::SYNC | OFlags::TRUNC).bits().cast_signed());
-        assert!(how.sync && how.mode.read && how.mode.write && how.mode.truncate && kernel.is_empty());
+        assert!(how.mode.read && how.mode.write && how.mode.truncate && kernel.is_empty());
     }
 
     #[test]

@@ -114,14 +114,10 @@ impl OpenInode {
 pub struct OpenFile {
     /// Its inode.
     pub inode: Arc<OpenInode>,
-    /// Open for reading.
-    pub read: bool,
     /// Open for writing.
     pub write: bool,
     /// O_APPEND at open.
     pub append: bool,
-    /// O_DSYNC or O_SYNC.
-    pub sync: bool,
     /// A write failed half-way.
     pub tail_unsure: AtomicBool,
     seen_losses: AtomicU64,
@@ -181,7 +177,7 @@ impl Handles {
     }
 
     /// Registers a file that the server has opened.
-    pub fn add_file(&self, reply: &OpenReply, read: bool, write: bool, append: bool, sync: bool) -> (u64, Arc<OpenFile>) {
+    pub fn add_file(&self, reply: &OpenReply, write: bool, append: bool) -> (u64, Arc<OpenFile>) {
         let ino = reply.attr.ino;
         let inode = {
             let mut inodes = lock(&self.inodes);
@@ -205,7 +201,7 @@ impl Handles {
         inode.heard(&reply.layout, &reply.attr);
         let seen = inode.losses.load(Ordering::Acquire);
         let file = Arc::new(OpenFile {
-            inode, read, write, append, sync,
+            inode, write, append,
             tail_unsure: AtomicBool::new(false),
             seen_losses: AtomicU64::new(seen),
         });

@@ -34,8 +34,6 @@ pub struct OpenHow {
     pub mode: OpenMode,
     /// O_APPEND.
     pub append: bool,
-    /// O_DSYNC or O_SYNC.
-    pub sync: bool,
 }
 
 /// Who writes and how.
@@ -201,7 +199,7 @@ impl Vfs {
     }
 
     fn opened(&self, reply: &OpenReply, how: OpenHow) -> u64 {
-        self.handles.add_file(reply, how.mode.read, how.mode.write, how.append, how.sync).0
+        self.handles.add_file(reply, how.mode.write, how.append).0
     }
 
     /// open; answers a handle.
@@ -281,11 +279,13 @@ impl Vfs {
         if len == 0 {
             return Ok(());
         }
-        if !how.append && offset.checked_add(len).is_none_or(|end| end > limits::FILE_BYTES_MAX) {
+        // O_APPEND by fcntl after the open: the kernel's pages are at its own offset, so ours must be as well.
+        let append = how.append && handle.append;
+        if !append && offset.checked_add(len).is_none_or(|end| end > limits::FILE_BYTES_MAX) {
             return Err(ErrorCode::FileTooBig);
         }
         for _ in 0..STALE_RETRIES_MAX {
-            let (file, at) = if how.append {
+            let (file, at) = if append {
                 let r = self.meta.mutate(&AppendRequest { ino: handle.inode.ino, length: len, clear_suid: how.clear_suid }).await?;
                 handle.inode.heard(&r.layout, &r.attr);
                 (Arc::new(DataFile { ino: handle.inode.ino, layout: r.layout, uid: r.attr.uid, gid: r.attr.gid }), r.offset)
