@@ -1,2 +1,4 @@
 //! What each role does. A role never imports another.
+
 pub mod client;
+pub mod mgmt;
