@@ -62,7 +62,7 @@ pub fn mask_of(stripe_index: u16) -> u64 {
 
 /// Stripe indexes with their targets.
 pub fn stripes(pattern: &StripePattern) -> impl Iterator<Item = (u16, TargetId)> + '_ {
-    (0u16..).zip(pattern.targets.iter().copied())
+    (0u16..).zip(pattern.targets().iter().copied())
 }
 
 /// Finds the next data at or after `offset` (below `size`), asking each target with data once. `ask(stripe, local)`
@@ -90,10 +90,10 @@ where
     A: FnMut(u16, TargetId, u64) -> F,
     F: Future<Output = Result<Option<u64>, ErrorCode>>,
 {
-    let mut known: Vec<Option<u64>> = vec![None; pattern.targets.len()];
+    let mut known: Vec<Option<u64>> = vec![None; pattern.targets().len()];
     let mut at = offset;
     while at < size {
-        let to_chunk_end = u64::from(pattern.chunk_bytes) - at % u64::from(pattern.chunk_bytes.max(1));
+        let to_chunk_end = u64::from(pattern.chunk_bytes()) - at % u64::from(pattern.chunk_bytes().max(1));
         let Some(e) = pattern.extents(at, to_chunk_end).first().copied() else { return Err(ErrorCode::Internal) };
         if !has_data(mask, e.stripe_index) {
             return Ok(at);
@@ -157,9 +157,9 @@ impl Data {
             ino: file.ino,
             data_id: file.layout.data_id,
             stripe_index,
-            chunk_bytes: file.layout.pattern.chunk_bytes,
-            targets: file.layout.pattern.targets.clone(),
-            kind: file.layout.pattern.kind,
+            chunk_bytes: file.layout.pattern.chunk_bytes(),
+            targets: file.layout.pattern.targets().to_vec(),
+            kind: file.layout.pattern.kind(),
             uid: file.uid,
             gid: file.gid,
             project: 0,

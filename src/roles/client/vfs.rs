@@ -616,9 +616,9 @@ impl Vfs {
                 "addresses": owner_node.map(|n| n.addrs.clone()),
             },
             "pattern": info.layout.as_ref().map(|l| serde_json::json!({
-                "kind": l.pattern.kind,
-                "chunk_bytes": l.pattern.chunk_bytes,
-                "targets": l.pattern.targets,
+                "kind": l.pattern.kind(),
+                "chunk_bytes": l.pattern.chunk_bytes(),
+                "targets": l.pattern.targets(),
             })),
             "data_id": info.layout.as_ref().map(|l| l.data_id),
             "data_epoch": info.layout.as_ref().map(|l| l.data_epoch),
