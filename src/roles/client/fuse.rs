@@ -213,6 +213,27 @@ fn file_attr(a: &Attributes) -> FileAttr {
     }
 }
 
+/// For "." and "..": the kernel takes no more than number and type from them.
+fn dot_attr(ino: InodeId) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(ino.0),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::Directory,
+        perm: 0,
+        nlink: 2,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: BLOCK_BYTES,
+        flags: 0,
+    }
+}
+
 fn oflags(flags: i32) -> OFlags {
     OFlags::from_bits_retain(flags.cast_unsigned())
 }
@@ -481,10 +502,13 @@ impl Filesystem for FuseFs {
         self.simple(req, async move { vfs.readdir(fh.0, offset, true).await }, move |r: Result<Vec<DirItem>, _>| match r {
             Ok(items) => {
                 for i in &items {
-                    // Without attributes the name has just been removed.
-                    let Some(a) = &i.attr else { continue };
-                    let generation = Generation(u64::from(a.generation));
-                    if reply.add(INodeNo(i.ino.0), i.offset, OsStr::from_bytes(&i.name), &TTL, &file_attr(a), generation) {
+                    let (attr, generation) = match &i.attr {
+                        Some(a) => (file_attr(a), Generation(u64::from(a.generation))),
+                        None if matches!(i.name.as_slice(), b"." | b"..") => (dot_attr(i.ino), Generation(0)),
+                        // The name has just been removed.
+                        None => continue,
+                    };
+                    if reply.add(INodeNo(i.ino.0), i.offset, OsStr::from_bytes(&i.name), &TTL, &attr, generation) {
                         break;
                     }
                 }

@@ -150,7 +150,9 @@ impl MetaSession {
 
     /// A call that changes something: done once, however often it has to be sent.
     pub async fn mutate<C: Call>(&self, request: &C) -> Result<C::Reply, ErrorCode> {
-        let _permit = self.permits.acquire().await.map_err(|_| ErrorCode::ShuttingDown)?;
+        // Every slot is taken while the server is away: that wait is bounded as well.
+        let permit = tokio::time::timeout(self.wait, self.permits.acquire()).await.map_err(|_| ErrorCode::Unreachable)?;
+        let _permit = permit.map_err(|_| ErrorCode::ShuttingDown)?;
         let mut slot = lock(&self.free).pop().ok_or(ErrorCode::Internal)?;
         slot.sequence += 1;
         let guard = SlotGuard { session: self, slot };
@@ -164,7 +166,10 @@ impl MetaSession {
             tokio::time::sleep((timeout / 3).clamp(Duration::from_secs(1), RENEW_INTERVAL_MAX)).await;
             match self.ask(&RenewSessionRequest {}).await {
                 Ok(()) => {}
-                Err(ErrorCode::Fenced) => tracing::error!("this mount was evicted by the meta server: unmount and mount again"),
+                Err(ErrorCode::Fenced) => {
+                    tracing::error!("this mount was evicted by the meta server: unmount and mount again");
+                    return;
+                }
                 Err(e) => tracing::debug!("session not renewed: {e}"),
             }
         }

@@ -460,9 +460,14 @@ impl Vfs {
         }
         drop(batch);
         if with_attributes {
-            let missing = |i: &DirItem| i.attr.is_none();
-            for item in items.iter_mut().filter(|i| missing(i)) {
-                item.attr = self.getattr(item.ino).await.ok();
+            let dots = |i: &DirItem| matches!(i.name.as_slice(), b"." | b"..");
+            for item in items.iter_mut().filter(|i| i.attr.is_none() && !dots(i)) {
+                match self.getattr(item.ino).await {
+                    Ok(attr) => item.attr = Some(attr),
+                    // Removed since the batch was made.
+                    Err(ErrorCode::NotFound | ErrorCode::Stale) => {}
+                    Err(e) => return Err(e),
+                }
             }
         }
         Ok(items)
