@@ -164,7 +164,8 @@ fn renew_here(mgmt: &Mgmt, current: &Identity, name: &str) -> Result<Identity, S
 
 async fn renew_at_mgmt(cluster: &Cluster, current: &Identity, dir: &Path) -> Result<Identity, String> {
     let csr_pem = identity::csr_from_key(&current.key_pem).map_err(|e| e.to_string())?;
-    let call = cluster.call(MGMT, &CallContext::default(), &RenewRequest { csr_pem }, Bytes::new(), Duration::from_secs(60));
+    let (ctx, request) = (CallContext::default(), RenewRequest { csr_pem });
+    let call = cluster.call(MGMT, &ctx, &request, Bytes::new(), Duration::from_secs(60));
     let (reply, _) = call.await.map_err(|e| e.to_string())?;
     let new = Identity::new(reply.ca_pem, reply.cert_pem, current.key_pem.clone()).map_err(|e| e.to_string())?;
     new.save(dir).map_err(|e| e.to_string())?;
