@@ -6,6 +6,8 @@
 #![cfg_attr(test, allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_possible_wrap))]
 
 pub mod base;
+pub mod cli;
+pub mod config;
 pub mod fs;
 pub mod limits;
 pub mod net;

@@ -3,5 +3,6 @@
 pub mod codec;
 pub mod durable;
 pub mod error;
+pub mod format;
 pub mod ids;
 pub mod start;

@@ -4,5 +4,6 @@ pub mod attr;
 pub mod chunkfile;
 pub mod map;
 pub mod name;
+pub mod perm;
 pub mod placement;
 pub mod stripe;

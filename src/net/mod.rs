@@ -3,11 +3,14 @@
 //! `identity` makes and reads certificates, `udp` is the socket under quinn, `endpoint` opens connections, `frame` is the
 //! layout on a stream, `rpc` turns frames into calls. Nothing here knows what a method does.
 
+pub mod cluster;
 pub mod endpoint;
 pub mod frame;
 pub mod identity;
+pub mod join;
 pub mod method;
 pub mod msg;
+pub mod router;
 pub mod rpc;
 pub mod udp;
 

@@ -84,6 +84,9 @@ impl Response {
 /// What a service's `handle` returns.
 pub type HandleFuture = Pin<Box<dyn Future<Output = Result<Response, ErrorCode>> + Send>>;
 
+/// The same, by the name that the roles use.
+pub type ServiceFuture = HandleFuture;
+
 /// Answers requests.
 pub trait Service: Send + Sync + 'static {
     /// Answers one request. Runs in a task of its own and is never cut short when the caller goes away.
