@@ -148,7 +148,7 @@ struct StateDir {
     path: PathBuf,
     record: Option<FormatRecord>,
     uuid: uuid::Uuid,
-    _lock: DirLock,
+    lock: Option<DirLock>,
 }
 
 impl StateDir {
@@ -169,7 +169,7 @@ impl StateDir {
             DirState::Missing => return Err(format::missing(path)),
         };
         let uuid = record.as_ref().map_or_else(uuid::Uuid::new_v4, |r| r.uuid);
-        Ok(Self { path: path.to_owned(), record, uuid, _lock: lock })
+        Ok(Self { path: path.to_owned(), record, uuid, lock: Some(lock) })
     }
 
     /// Compares the identity with what the cluster says, or writes it.
@@ -340,6 +340,8 @@ impl Running {
         self.locks.extend(targets);
         if let (Some(node), Some(dir)) = (id_of(Role::Meta), meta_dir.as_mut()) {
             dir.settle(identity.cluster, node, None)?;
+            // The meta store holds this lock itself from here on.
+            dir.lock = None;
             let server = MetaServer::open(&dir.path, identity.cluster, node, cluster.clone())?;
             router.serve(Role::Meta, server.clone());
             self.meta = Some(server);
