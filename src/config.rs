@@ -70,8 +70,9 @@ impl Layer {
     pub fn from_toml(file: &Path, text: &str) -> Result<Self, StartError> {
         let shown = file.display();
         let what = format!("configuration {shown}");
-        let table: toml::Table = toml::from_str(text)
-            .map_err(|e| StartError::new(&what, e.to_string().trim_end(), "Correct the file; the ones in conf/ are examples."))?;
+        let table: toml::Table = toml::from_str(text).map_err(|e| {
+            StartError::new(&what, e.to_string().trim_end(), "Correct the file; the ones in conf/ are examples.")
+        })?;
         let mut layer = Self::new(shown.to_string());
         for (name, value) in table {
             let Some(&(key, list)) = KEYS.iter().find(|(key, _)| *key == name) else {
@@ -83,8 +84,13 @@ impl Layer {
                 other => word(&other).map(|w| vec![w]),
             };
             let Some(words) = words else {
-                let wanted = if list { "a string, a number or a list of them" } else { "a string, a number or true/false" };
-                return Err(StartError::new(&what, format!("key '{name}' has a value of the wrong kind"), format!("Give {wanted}.")));
+                let wanted =
+                    if list { "a string, a number or a list of them" } else { "a string, a number or true/false" };
+                return Err(StartError::new(
+                    &what,
+                    format!("key '{name}' has a value of the wrong kind"),
+                    format!("Give {wanted}."),
+                ));
             };
             layer.set(key, words);
         }
@@ -213,9 +219,10 @@ impl Config {
             ));
         }
         let paths = match from.words("path") {
-            Some((source, words)) => {
-                words.iter().map(|w| absolute(w).map_err(|why| bad(source, "path", &why))).collect::<Result<Vec<_>, _>>()?
-            }
+            Some((source, words)) => words
+                .iter()
+                .map(|w| absolute(w).map_err(|why| bad(source, "path", &why)))
+                .collect::<Result<Vec<_>, _>>()?,
             None => Vec::new(),
         };
         let config = Self {
@@ -235,7 +242,9 @@ impl Config {
             call_timeout: from
                 .one("call-timeout", |w| positive(w).map(|n| Duration::from_secs(u64::from(n))))?
                 .unwrap_or(Duration::from_secs(limits::CALL_WAIT_SECONDS_DEFAULT)),
-            read_only: from.one("read-only", |w| w.parse().map_err(|_| format!("'{w}' is neither true nor false")))?.unwrap_or(false),
+            read_only: from
+                .one("read-only", |w| w.parse().map_err(|_| format!("'{w}' is neither true nor false")))?
+                .unwrap_or(false),
             mount,
             roles,
         };
@@ -257,13 +266,19 @@ impl Config {
             return error("a server needs a directory for its state", "Add -p DIR (for storage one -p per target).");
         }
         if !self.has(Role::Mgmt) && self.mgmt.is_none() {
-            return error("it is not known where mgmt runs", "Add -m HOST (or HOST:PORT), or mgmt = \"HOST\" to the conf file.");
+            return error(
+                "it is not known where mgmt runs",
+                "Add -m HOST (or HOST:PORT), or mgmt = \"HOST\" to the conf file.",
+            );
         }
         if self.roles.len() == 1 && !self.has(Role::Storage) && self.paths.len() > 1 {
             return error("several directories are given, and only storage has several", "Give one -p.");
         }
         if self.all && self.paths.len() > 1 {
-            return error("--role all uses one directory", "Give one -p; --targets N says how many targets are made in it.");
+            return error(
+                "--role all uses one directory",
+                "Give one -p; --targets N says how many targets are made in it.",
+            );
         }
         if !self.target_ids.is_empty() && !self.has(Role::Storage) {
             return error("target numbers are for storage", "Leave -i away.");
@@ -314,7 +329,8 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
         return Ok(addr);
     }
     let bare = text.trim_start_matches('[').trim_end_matches(']');
-    let ip: IpAddr = bare.parse().map_err(|_| format!("'{text}' is not an address such as 10.0.0.1 or 10.0.0.1:9008"))?;
+    let ip: IpAddr =
+        bare.parse().map_err(|_| format!("'{text}' is not an address such as 10.0.0.1 or 10.0.0.1:9008"))?;
     Ok(SocketAddr::new(ip, 0))
 }
 
@@ -353,8 +369,11 @@ mod tests {
             "BEESWARM_CALL_TIMEOUT" => Some(String::new()),
             _ => None,
         });
-        let file =
-            Layer::from_toml(Path::new("x.toml"), "node-id = 5\nmgmt = 'file-host'\npath = ['/srv/meta']\ncall-timeout = 7").expect("file");
+        let file = Layer::from_toml(
+            Path::new("x.toml"),
+            "node-id = 5\nmgmt = 'file-host'\npath = ['/srv/meta']\ncall-timeout = 7",
+        )
+        .expect("file");
         let config = Config::resolve(&[flags, env, file]).expect("valid");
         assert_eq!(config.node_id, Some(NodeNumber(3)));
         assert_eq!(config.mgmt.as_deref(), Some("env-host"));
@@ -375,7 +394,8 @@ mod tests {
 
     #[test]
     fn error_names_its_source() {
-        let error = Config::resolve(&[layer("the command line", &[("role", "mgmt"), ("path", "/x"), ("node-id", "zero")])]);
+        let error =
+            Config::resolve(&[layer("the command line", &[("role", "mgmt"), ("path", "/x"), ("node-id", "zero")])]);
         assert!(error.expect_err("bad number").to_string().contains("'node-id' of the command line"));
         let error = Config::resolve(&[layer("the command line", &[("role", "mgmd"), ("path", "/x")])]);
         assert!(error.expect_err("bad role").to_string().contains("unknown role 'mgmd'"));

@@ -150,9 +150,9 @@ fn read_record(path: &Path, file: File) -> Result<FormatRecord, StartError> {
         )
     };
     let mut text = String::new();
-    file.take(FORMAT_FILE_BYTES_MAX)
-        .read_to_string(&mut text)
-        .map_err(|e| if e.kind() == io::ErrorKind::InvalidData { damaged(e.to_string()) } else { cannot("read", path, e) })?;
+    file.take(FORMAT_FILE_BYTES_MAX).read_to_string(&mut text).map_err(|e| {
+        if e.kind() == io::ErrorKind::InvalidData { damaged(e.to_string()) } else { cannot("read", path, e) }
+    })?;
     // The version first: a newer format may have other fields.
     let version: Version = toml::from_str(&text).map_err(|e| damaged(e.to_string()))?;
     if version.format > FORMAT {

@@ -31,8 +31,12 @@ pub async fn carry_out(command: Command) -> Result<Answer, StartError> {
         Command::Health(HealthCommand::Check { common }) => check(&common).await,
         Command::Health(HealthCommand::Capacity { common }) => capacity(&common).await,
         Command::Health(HealthCommand::Network { common }) => network(&common).await,
-        Command::Cluster(ClusterCommand::Token { roles, valid, uses, common }) => token(&common, roles, valid, uses).await,
-        Command::Entry(_) => Err(StartError::new("carry out the command", "it does not go to mgmt", "This is a fault; report it.")),
+        Command::Cluster(ClusterCommand::Token { roles, valid, uses, common }) => {
+            token(&common, roles, valid, uses).await
+        }
+        Command::Entry(_) => {
+            Err(StartError::new("carry out the command", "it does not go to mgmt", "This is a fault; report it."))
+        }
     }
 }
 
@@ -48,13 +52,18 @@ impl Session {
         let (shown, dir) = discover::find(common)?;
         let addrs = start::lookup(&shown)?;
         let identity = Identity::load(&dir).map_err(|e| {
-            StartError::new("read the certificate for this command", e, "Run the command as root, or give a readable directory with --identity DIR.")
+            StartError::new(
+                "read the certificate for this command",
+                e,
+                "Run the command as root, or give a readable directory with --identity DIR.",
+            )
         })?;
         let any: SocketAddr = match addrs.first() {
             Some(SocketAddr::V6(_)) => (Ipv6Addr::UNSPECIFIED, 0).into(),
             _ => (Ipv4Addr::UNSPECIFIED, 0).into(),
         };
-        let endpoint = Endpoint::bind(any, Arc::new(identity), false).map_err(|e| StartError::new("open a socket", e, ""))?;
+        let endpoint =
+            Endpoint::bind(any, Arc::new(identity), false).map_err(|e| StartError::new("open a socket", e, ""))?;
         let mgmt = Peer::new(endpoint.clone(), MGMT, addrs);
         Ok(Self { endpoint, mgmt, shown })
     }
@@ -68,10 +77,13 @@ impl Session {
             Err(_) => ErrorCode::Timeout,
         };
         let todo = match error {
-            ErrorCode::Forbidden => "Use the operator's certificate: run the command as root on mgmt's machine, or give its directory 'admin' with --identity.",
+            ErrorCode::Forbidden => {
+                "Use the operator's certificate: run the command as root on mgmt's machine, or give its directory 'admin' with --identity."
+            }
             _ => "Check that mgmt runs there and that its UDP port is open; -m HOST asks another.",
         };
-        let why = self.mgmt.last_error().filter(|_| error == ErrorCode::Unreachable).unwrap_or_else(|| error.to_string());
+        let why =
+            self.mgmt.last_error().filter(|_| error == ErrorCode::Unreachable).unwrap_or_else(|| error.to_string());
         Err(StartError::new(format!("{what} from mgmt at {}", self.shown), why, todo))
     }
 
@@ -79,7 +91,9 @@ impl Session {
     async fn map(&self) -> Result<ClusterMap, StartError> {
         let request = SubscribeRequest { nodes: Vec::new(), known: MapVersion(0), capacities: Vec::new() };
         let reply = self.ask("read the cluster map", &request).await?;
-        reply.map.ok_or_else(|| StartError::new("read the cluster map", "mgmt has none yet", "Try again once a server has joined."))
+        reply.map.ok_or_else(|| {
+            StartError::new("read the cluster map", "mgmt has none yet", "Try again once a server has joined.")
+        })
     }
 }
 
@@ -131,12 +145,17 @@ async fn list_nodes(common: &Common, role: Option<Role>, details: bool) -> Resul
     let row = |n: &&NodeEntry| {
         let mut row = vec![n.id.to_string(), n.name.clone(), reachability(n.reachability).into()];
         if details {
-            row.extend([addrs(n), n.version.clone(), format!("{} s ago", now.saturating_sub(n.last_seen_unix_seconds))]);
+            row.extend([
+                addrs(n),
+                n.version.clone(),
+                format!("{} s ago", now.saturating_sub(n.last_seen_unix_seconds)),
+            ]);
         }
         row
     };
     let rows: Vec<Vec<String>> = nodes.iter().map(row).collect();
-    let heading: &[&str] = if details { &["NODE", "NAME", "STATE", "ADDRESSES", "VERSION", "SEEN"] } else { &["NODE", "NAME", "STATE"] };
+    let heading: &[&str] =
+        if details { &["NODE", "NAME", "STATE", "ADDRESSES", "VERSION", "SEEN"] } else { &["NODE", "NAME", "STATE"] };
     print!("{}", table(heading, &rows));
     Ok(Answer::Yes)
 }
@@ -177,7 +196,16 @@ async fn capacity(common: &Common) -> Result<Answer, StartError> {
     let mut rows: Vec<Vec<String>> = map
         .targets
         .iter()
-        .map(|t| row(t.id.to_string(), t.node.to_string(), t.total_bytes, t.free_bytes, t.free_inodes.to_string(), pool(t.pool).into()))
+        .map(|t| {
+            row(
+                t.id.to_string(),
+                t.node.to_string(),
+                t.total_bytes,
+                t.free_bytes,
+                t.free_inodes.to_string(),
+                pool(t.pool).into(),
+            )
+        })
         .collect();
     rows.push(row("all".into(), String::new(), total, free, String::new(), String::new()));
     print!("{}", table(&["TARGET", "NODE", "SIZE", "FREE", "USED", "FREE INODES", "CLASS"], &rows));
@@ -193,7 +221,12 @@ fn troubles(map: &ClusterMap) -> Vec<String> {
         }
     }
     for node in map.nodes.iter().filter(|n| n.id.role != Role::Client && n.reachability != Reachability::Online) {
-        troubles.push(format!("{} ({}) is {}: look whether it runs and reaches mgmt", node.id, node.name, reachability(node.reachability)));
+        troubles.push(format!(
+            "{} ({}) is {}: look whether it runs and reaches mgmt",
+            node.id,
+            node.name,
+            reachability(node.reachability)
+        ));
     }
     for t in &map.targets {
         let place = format!("target {} ({}, {})", t.id, t.node, t.path);
@@ -201,7 +234,10 @@ fn troubles(map: &ClusterMap) -> Vec<String> {
             troubles.push(format!("{place} is {}: look at its server's log", reachability(t.reachability)));
         }
         if t.consistency != Consistency::Good {
-            troubles.push(format!("{place} is {}: its disk has failed or missed writes; see its server's log", consistency(t.consistency)));
+            troubles.push(format!(
+                "{place} is {}: its disk has failed or missed writes; see its server's log",
+                consistency(t.consistency)
+            ));
         }
         if t.pool != CapacityPool::Normal {
             troubles.push(format!("{place} is short of space ({}): {} free", pool(t.pool), format_bytes(t.free_bytes)));
@@ -219,7 +255,11 @@ async fn check(common: &Common) -> Result<Answer, StartError> {
     let mut found = troubles(&map);
     for probe in probe_all(&session, &map).await {
         if probe.online && !probe.paths.iter().any(|p| p.answer.is_ok()) {
-            let why = probe.paths.first().and_then(|p| p.answer.as_ref().err().cloned()).unwrap_or_else(|| "it has no address".into());
+            let why = probe
+                .paths
+                .first()
+                .and_then(|p| p.answer.as_ref().err().cloned())
+                .unwrap_or_else(|| "it has no address".into());
             found.push(format!("{} ({}) is online but cannot be reached from here: {why}", probe.node, probe.name));
         }
     }
@@ -300,7 +340,10 @@ async fn network(common: &Common) -> Result<Answer, StartError> {
         for (i, path) in probe.paths.iter().enumerate() {
             let in_use = used == Some(i);
             let (rtt, why) = match &path.answer {
-                Ok(rtt) => (format!("{:.1} ms", rtt.as_secs_f64() * 1e3), if in_use { "in use: first that answers" } else { "answers, not needed" }),
+                Ok(rtt) => (
+                    format!("{:.1} ms", rtt.as_secs_f64() * 1e3),
+                    if in_use { "in use: first that answers" } else { "answers, not needed" },
+                ),
                 Err(e) => ("-".into(), e.as_str()),
             };
             rows.push(vec![probe.node.to_string(), probe.name.clone(), path.addr.to_string(), rtt, why.to_owned()]);
@@ -310,7 +353,13 @@ async fn network(common: &Common) -> Result<Answer, StartError> {
             }));
         }
         if probe.paths.is_empty() {
-            rows.push(vec![probe.node.to_string(), probe.name.clone(), "-".into(), "-".into(), "has announced no address".into()]);
+            rows.push(vec![
+                probe.node.to_string(),
+                probe.name.clone(),
+                "-".into(),
+                "-".into(),
+                "has announced no address".into(),
+            ]);
         }
     }
     if common.json {
@@ -321,9 +370,18 @@ async fn network(common: &Common) -> Result<Answer, StartError> {
     Ok(if all_reached { Answer::Yes } else { Answer::No })
 }
 
-async fn token(common: &Common, roles: Vec<Role>, valid_seconds: Option<u64>, uses: Option<u32>) -> Result<Answer, StartError> {
+async fn token(
+    common: &Common,
+    roles: Vec<Role>,
+    valid_seconds: Option<u64>,
+    uses: Option<u32>,
+) -> Result<Answer, StartError> {
     if roles.iter().any(|r| matches!(r, Role::Mgmt | Role::Admin)) {
-        return Err(StartError::new("make a join token", "mgmt and admin do not join by token", "Use --roles with meta, storage and client."));
+        return Err(StartError::new(
+            "make a join token",
+            "mgmt and admin do not join by token",
+            "Use --roles with meta, storage and client.",
+        ));
     }
     let session = Session::open(common)?;
     let request = TokenRequest { roles, valid_seconds, uses };
@@ -342,7 +400,14 @@ mod tests {
     use crate::base::ids::NodeId;
 
     fn node(role: Role, reachability: Reachability) -> NodeEntry {
-        NodeEntry { id: NodeId::new(role, 1), name: "n".into(), addrs: Vec::new(), reachability, version: String::new(), last_seen_unix_seconds: 0 }
+        NodeEntry {
+            id: NodeId::new(role, 1),
+            name: "n".into(),
+            addrs: Vec::new(),
+            reachability,
+            version: String::new(),
+            last_seen_unix_seconds: 0,
+        }
     }
 
     #[test]
@@ -352,7 +417,11 @@ mod tests {
 
     #[test]
     fn troubles_are_none_when_all_is_online() {
-        let nodes = vec![node(Role::Meta, Reachability::Online), node(Role::Storage, Reachability::Online), node(Role::Client, Reachability::Offline)];
+        let nodes = vec![
+            node(Role::Meta, Reachability::Online),
+            node(Role::Storage, Reachability::Online),
+            node(Role::Client, Reachability::Offline),
+        ];
         assert!(troubles(&ClusterMap { nodes, ..ClusterMap::default() }).is_empty());
     }
 

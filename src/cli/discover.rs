@@ -84,7 +84,9 @@ pub fn find(common: &Common) -> Result<(String, PathBuf), StartError> {
     }
     for (address, dir) in candidates {
         // A certificate fits only the cluster that it was found with.
-        if identity.is_none() && (common.mgmt.is_none() || address.as_deref().is_some_and(|a| same_host(a, common.mgmt.as_deref()))) {
+        if identity.is_none()
+            && (common.mgmt.is_none() || address.as_deref().is_some_and(|a| same_host(a, common.mgmt.as_deref())))
+        {
             identity = dir.filter(|dir| readable(dir));
         }
         if mgmt.is_none() {
@@ -139,7 +141,8 @@ fn mounted_here() -> Option<(Option<String>, Option<PathBuf>)> {
 /// What the configuration files say.
 fn configured() -> Vec<(Option<String>, Option<PathBuf>)> {
     let Ok(entries) = fs::read_dir("/etc/beeswarm") else { return Vec::new() };
-    let mut files: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "toml")).collect();
+    let mut files: Vec<PathBuf> =
+        entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "toml")).collect();
     files.sort();
     let mut found = Vec::new();
     for file in files {
@@ -170,9 +173,11 @@ mod tests {
     #[test]
     fn run_file_of_a_gone_process_is_ignored() {
         let dir = tempfile::tempdir().expect("directory");
-        let record = RunRecord { mgmt: "127.0.0.1:9008".into(), identity: "/x".into(), roles: vec![Role::Mgmt], mount: None };
+        let record =
+            RunRecord { mgmt: "127.0.0.1:9008".into(), identity: "/x".into(), roles: vec![Role::Mgmt], mount: None };
         let text = serde_json::to_vec(&record).expect("encodes");
-        let (here, gone) = (dir.path().join(format!("{}.json", std::process::id())), dir.path().join("4294967295.json"));
+        let (here, gone) =
+            (dir.path().join(format!("{}.json", std::process::id())), dir.path().join("4294967295.json"));
         fs::write(&here, &text).expect("write");
         fs::write(&gone, &text).expect("write");
         assert_eq!(alive(&here), Some(record));

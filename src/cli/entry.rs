@@ -16,8 +16,13 @@ const POLICY: &str = "beeswarm.policy";
 pub fn info(path: &Path, json: bool) -> Result<Answer, StartError> {
     let what = format!("read the entry of {}", path.display());
     let text = read_attribute(path, ENTRY).map_err(|e| on_mount(&what, path, e))?;
-    let value: serde_json::Value = serde_json::from_slice(&text)
-        .map_err(|e| StartError::new(&what, format!("the mount's answer is not JSON: {e}"), "Mount and command must be of the same version."))?;
+    let value: serde_json::Value = serde_json::from_slice(&text).map_err(|e| {
+        StartError::new(
+            &what,
+            format!("the mount's answer is not JSON: {e}"),
+            "Mount and command must be of the same version.",
+        )
+    })?;
     if json {
         println!("{value:#}");
     } else {
@@ -55,7 +60,11 @@ pub fn set(path: &Path, chunk_size: Option<u64>, num_targets: Option<u16>, json:
     let chunk_bytes = match chunk_size {
         None => None,
         Some(bytes) => Some(valid_chunk(bytes).ok_or_else(|| {
-            StartError::new(&what, format!("chunk size {bytes} is not allowed"), "It must be a power of two from 64k to 64m.")
+            StartError::new(
+                &what,
+                format!("chunk size {bytes} is not allowed"),
+                "It must be a power of two from 64k to 64m.",
+            )
         })?),
     };
     let policy = serde_json::json!({ "chunk_bytes": chunk_bytes, "targets": num_targets });
@@ -89,13 +98,27 @@ pub fn read_attribute(path: &Path, name: &str) -> Result<Vec<u8>, Errno> {
 
 fn on_mount(what: &str, path: &Path, error: Errno) -> StartError {
     match error {
-        Errno::NODATA | Errno::OPNOTSUPP => {
-            StartError::new(what, "it does not lie on a mounted beeswarm", "Give a path below a mount point of beeswarm (see `mount -t fuse`).")
+        Errno::NODATA | Errno::OPNOTSUPP => StartError::new(
+            what,
+            "it does not lie on a mounted beeswarm",
+            "Give a path below a mount point of beeswarm (see `mount -t fuse`).",
+        ),
+        Errno::NOENT => {
+            StartError::new(what, "no such file or directory", format!("Check the path {}.", path.display()))
         }
-        Errno::NOENT => StartError::new(what, "no such file or directory", format!("Check the path {}.", path.display())),
-        Errno::PERM | Errno::ACCESS => StartError::new(what, "permission denied", "Only root and the owner of the directory may do this."),
-        Errno::NOTDIR => StartError::new(what, "not a directory", "The striping of a file is fixed when it is created; set it on its directory."),
-        other => StartError::new(what, std::io::Error::from(other), "`beeswarm health check` shows whether all servers are there."),
+        Errno::PERM | Errno::ACCESS => {
+            StartError::new(what, "permission denied", "Only root and the owner of the directory may do this.")
+        }
+        Errno::NOTDIR => StartError::new(
+            what,
+            "not a directory",
+            "The striping of a file is fixed when it is created; set it on its directory.",
+        ),
+        other => StartError::new(
+            what,
+            std::io::Error::from(other),
+            "`beeswarm health check` shows whether all servers are there.",
+        ),
     }
 }
 

@@ -24,10 +24,19 @@ const RENEW_PAUSE: Duration = Duration::from_secs(3600);
 const JOIN_ATTEMPTS: u32 = 30;
 
 /// The identity in `dir`; or, when there is none, a new one for the join token.
-pub async fn load_or_join(config: &Config, name: &str, dir: &Path, mgmt: &[SocketAddr]) -> Result<Identity, StartError> {
+pub async fn load_or_join(
+    config: &Config,
+    name: &str,
+    dir: &Path,
+    mgmt: &[SocketAddr],
+) -> Result<Identity, StartError> {
     if dir.join("node.crt").exists() {
         let identity = Identity::load(dir).map_err(|e| {
-            StartError::new("read this node's certificate", e, "Restore the directory from a backup, or remove the node and join again.")
+            StartError::new(
+                "read this node's certificate",
+                e,
+                "Restore the directory from a backup, or remove the node and join again.",
+            )
         })?;
         check(config, &identity, dir)?;
         return Ok(identity);
@@ -39,15 +48,27 @@ pub async fn load_or_join(config: &Config, name: &str, dir: &Path, mgmt: &[Socke
             "Run `beeswarm cluster token` on mgmt's machine, put the line into a file, and add --join-token-file FILE.",
         ));
     };
-    let text = std::fs::read_to_string(file)
-        .map_err(|e| StartError::new(format!("read the join token {}", file.display()), e, "Check the path and its permissions."))?;
+    let text = std::fs::read_to_string(file).map_err(|e| {
+        StartError::new(format!("read the join token {}", file.display()), e, "Check the path and its permissions.")
+    })?;
     let token: JoinToken = text.parse().map_err(|e| {
-        StartError::new(format!("use the join token in {}", file.display()), e, "Copy the whole line that `beeswarm cluster token` printed.")
+        StartError::new(
+            format!("use the join token in {}", file.display()),
+            e,
+            "Copy the whole line that `beeswarm cluster token` printed.",
+        )
     })?;
     let identity = join_cluster(config, name, &token, mgmt).await?;
-    identity.save(dir).map_err(|e| StartError::new("save this node's certificate", e, "Check the disk and its permissions."))?;
+    identity
+        .save(dir)
+        .map_err(|e| StartError::new("save this node's certificate", e, "Check the disk and its permissions."))?;
     let ids: Vec<String> = identity.nodes().iter().map(ToString::to_string).collect();
-    println!("beeswarm joined the cluster {} as {}; certificate in {}", identity.cluster, ids.join(", "), dir.display());
+    println!(
+        "beeswarm joined the cluster {} as {}; certificate in {}",
+        identity.cluster,
+        ids.join(", "),
+        dir.display()
+    );
     Ok(identity)
 }
 
@@ -75,7 +96,12 @@ fn check(config: &Config, identity: &Identity, dir: &Path) -> Result<(), StartEr
     Ok(())
 }
 
-async fn join_cluster(config: &Config, name: &str, token: &JoinToken, mgmt: &[SocketAddr]) -> Result<Identity, StartError> {
+async fn join_cluster(
+    config: &Config,
+    name: &str,
+    token: &JoinToken,
+    mgmt: &[SocketAddr],
+) -> Result<Identity, StartError> {
     let what = format!("join the cluster at {}", config.mgmt.as_deref().unwrap_or("mgmt"));
     let internal = |e: crate::net::NetError| StartError::new(&what, e, "");
     let (key_pem, csr_pem) = identity::new_key_and_csr().map_err(internal)?;
@@ -96,8 +122,12 @@ async fn join_cluster(config: &Config, name: &str, token: &JoinToken, mgmt: &[So
 
 fn advice(error: ErrorCode) -> &'static str {
     match error {
-        ErrorCode::BadToken => "The token is used up, expired, or not for this role. `beeswarm cluster token` makes another.",
-        ErrorCode::Conflict => "Choose another number with -s (`beeswarm node list` shows those in use), or leave -s away.",
+        ErrorCode::BadToken => {
+            "The token is used up, expired, or not for this role. `beeswarm cluster token` makes another."
+        }
+        ErrorCode::Conflict => {
+            "Choose another number with -s (`beeswarm node list` shows those in use), or leave -s away."
+        }
         _ => "mgmt's log says more.",
     }
 }
@@ -110,7 +140,11 @@ async fn connect(what: &str, token: &JoinToken, mgmt: &[SocketAddr]) -> Result<C
                 Ok(connection) if connection.nodes().contains(&MGMT) => return Ok(connection),
                 Ok(connection) => {
                     connection.close("not mgmt");
-                    return Err(StartError::new(what, format!("{addr} is not mgmt but {}", connection.describe()), "Correct -m."));
+                    return Err(StartError::new(
+                        what,
+                        format!("{addr} is not mgmt but {}", connection.describe()),
+                        "Correct -m.",
+                    ));
                 }
                 Err(e) => why = e.to_string(),
             }
@@ -124,7 +158,8 @@ async fn connect(what: &str, token: &JoinToken, mgmt: &[SocketAddr]) -> Result<C
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    let todo = "Check that mgmt runs, that -m names it, that its UDP port is open, and that the token is of this cluster.";
+    let todo =
+        "Check that mgmt runs, that -m names it, that its UDP port is open, and that the token is of this cluster.";
     Err(StartError::new(what, why, todo))
 }
 
@@ -139,7 +174,8 @@ pub async fn renew_for_ever(
 ) {
     loop {
         let current = endpoint.identity();
-        let left = current.not_after().ok().and_then(|end| end.duration_since(SystemTime::now()).ok()).unwrap_or_default();
+        let left =
+            current.not_after().ok().and_then(|end| end.duration_since(SystemTime::now()).ok()).unwrap_or_default();
         if left < Duration::from_secs(u64::from(identity::CERTIFICATE_DAYS) * 86400 / 3 * 2) {
             let renewed = match &mgmt {
                 Some(mgmt) => renew_here(mgmt, &current, &name),
@@ -147,7 +183,10 @@ pub async fn renew_for_ever(
             };
             match renewed.and_then(|new| endpoint.set_identity(Arc::new(new)).map_err(|e| e.to_string())) {
                 Ok(()) => tracing::info!("renewed this node's certificate"),
-                Err(e) => tracing::warn!("cannot renew this node's certificate: {e}; {} days are left", left.as_secs() / 86400),
+                Err(e) => tracing::warn!(
+                    "cannot renew this node's certificate: {e}; {} days are left",
+                    left.as_secs() / 86400
+                ),
             }
         }
         tokio::select! {
@@ -158,7 +197,8 @@ pub async fn renew_for_ever(
 }
 
 fn renew_here(mgmt: &Mgmt, current: &Identity, name: &str) -> Result<Identity, String> {
-    let wanted: Vec<WantedNode> = current.nodes().iter().map(|n| WantedNode { role: n.role, number: Some(n.number) }).collect();
+    let wanted: Vec<WantedNode> =
+        current.nodes().iter().map(|n| WantedNode { role: n.role, number: Some(n.number) }).collect();
     mgmt.issue_local(&wanted, name).map_err(|e| e.to_string())
 }
 

@@ -252,14 +252,22 @@ fn configure(args: RunArgs) -> Result<Config, StartError> {
         layers.push(read_conf(&file)?);
     } else if layers.iter().all(|layer| layer.values.is_empty()) {
         let _ = Cli::command().print_help();
-        return Err(StartError::new("start", "nothing was asked for", "Begin with --role, -c FILE or a command from above."));
+        return Err(StartError::new(
+            "start",
+            "nothing was asked for",
+            "Begin with --role, -c FILE or a command from above.",
+        ));
     }
     Config::resolve(&layers)
 }
 
 fn read_conf(file: &Path) -> Result<Layer, StartError> {
     let text = std::fs::read_to_string(file).map_err(|e| {
-        StartError::new(format!("read configuration {}", file.display()), e, "Check the path given with -c and its permissions.")
+        StartError::new(
+            format!("read configuration {}", file.display()),
+            e,
+            "Check the path given with -c and its permissions.",
+        )
     })?;
     Layer::from_toml(file, &text)
 }
@@ -288,13 +296,17 @@ fn flags(args: &RunArgs) -> Layer {
 fn carry_out(command: Command) -> Result<Answer, StartError> {
     match command {
         Command::Entry(EntryCommand::Info { path, json }) => entry::info(&path, json),
-        Command::Entry(EntryCommand::Set { path, chunk_size, num_targets, json }) => entry::set(&path, chunk_size, num_targets, json),
+        Command::Entry(EntryCommand::Set { path, chunk_size, num_targets, json }) => {
+            entry::set(&path, chunk_size, num_targets, json)
+        }
         asks_mgmt => {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .context("cannot start the runtime")
-                .map_err(|e| StartError::new("start", format!("{e:#}"), "Check the limits of open files and memory (ulimit -a)."))?;
+                .map_err(|e| {
+                    StartError::new("start", format!("{e:#}"), "Check the limits of open files and memory (ulimit -a).")
+                })?;
             runtime.block_on(admin::carry_out(asks_mgmt))
         }
     }
@@ -311,8 +323,10 @@ mod tests {
 
     #[test]
     fn flags_become_a_layer() {
-        let cli = Cli::try_parse_from(["beeswarm", "--role", "storage", "-p", "/a", "-p", "/b", "-i", "1,2", "-s", "7", "-m", "h"])
-            .expect("parses");
+        let cli = Cli::try_parse_from([
+            "beeswarm", "--role", "storage", "-p", "/a", "-p", "/b", "-i", "1,2", "-s", "7", "-m", "h",
+        ])
+        .expect("parses");
         let config = Config::resolve(&[flags(&cli.run)]).expect("valid");
         assert_eq!(config.paths.len(), 2);
         assert_eq!(config.target_ids.len(), 2);

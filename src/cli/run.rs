@@ -13,7 +13,9 @@ use crate::net::cluster::{Capacities, Cluster, MGMT};
 use crate::net::endpoint::Endpoint;
 use crate::net::frame::CallContext;
 use crate::net::identity::Identity;
-use crate::net::msg::mgmt::{AnnouncedTarget, RegisterReply, RegisterRequest, TargetCapacity, TokenRequest, WantedNode};
+use crate::net::msg::mgmt::{
+    AnnouncedTarget, RegisterReply, RegisterRequest, TargetCapacity, TokenRequest, WantedNode,
+};
 use crate::net::router::Router;
 use crate::roles::client::{Client, MountOptions};
 use crate::roles::meta::MetaServer;
@@ -110,7 +112,14 @@ impl Dirs {
         if !config.all && config.roles.len() == 1 {
             // An absent target is more often a disk that is not mounted than a wish for a new one.
             let may_make = !config.has(Role::Storage);
-            return Self { mgmt: first.clone(), meta: first.clone(), targets: config.paths.clone(), own: first, shared: None, may_make };
+            return Self {
+                mgmt: first.clone(),
+                meta: first.clone(),
+                targets: config.paths.clone(),
+                own: first,
+                shared: None,
+                may_make,
+            };
         }
         let storage = first.join("storage");
         let targets = match (config.targets, config.paths.get(1..).unwrap_or_default()) {
@@ -130,7 +139,13 @@ impl Dirs {
 /// A client's own directory when none is given: one per mount point.
 fn client_dir(mount: Option<&Path>) -> PathBuf {
     let escaped: String = mount
-        .map(|m| m.to_string_lossy().trim_matches('/').chars().map(|c| if c.is_alphanumeric() || "._".contains(c) { c } else { '-' }).collect())
+        .map(|m| {
+            m.to_string_lossy()
+                .trim_matches('/')
+                .chars()
+                .map(|c| if c.is_alphanumeric() || "._".contains(c) { c } else { '-' })
+                .collect()
+        })
         .unwrap_or_default();
     PathBuf::from(format!("/var/lib/beeswarm/client-{escaped}"))
 }
@@ -139,7 +154,11 @@ fn client_dir(mount: Option<&Path>) -> PathBuf {
 fn is_begun_only(dir: &Path) -> bool {
     let Ok(mut entries) = fs::read_dir(dir) else { return false };
     entries.all(|entry| {
-        entry.is_ok_and(|e| [IDENTITY_DIR, MAP_FILE, "map.new", "lost+found", format::LOCK_FILE, "beeswarm.toml.new"].iter().any(|n| e.file_name() == *n))
+        entry.is_ok_and(|e| {
+            [IDENTITY_DIR, MAP_FILE, "map.new", "lost+found", format::LOCK_FILE, "beeswarm.toml.new"]
+                .iter()
+                .any(|n| e.file_name() == *n)
+        })
     })
 }
 
@@ -250,7 +269,11 @@ impl Running {
             }
         }
         if config.target_ids.len() > targets.len() {
-            return Err(StartError::new("start storage", "there are more target numbers than directories", "Give one -i per -p, in the same order."));
+            return Err(StartError::new(
+                "start storage",
+                "there are more target numbers than directories",
+                "Give one -i per -p, in the same order.",
+            ));
         }
 
         // Identity.
@@ -271,7 +294,11 @@ impl Running {
 
         // Socket and serving.
         let endpoint = Endpoint::bind(bind, identity.clone(), config.has(Role::Mgmt)).map_err(|e| {
-            StartError::new(format!("listen on UDP {bind}"), e, "Another process may use that port (ss -ulnp); --listen ADDR:PORT chooses another.")
+            StartError::new(
+                format!("listen on UDP {bind}"),
+                e,
+                "Another process may use that port (ss -ulnp); --listen ADDR:PORT chooses another.",
+            )
         })?;
         let bound = endpoint.local_addr().map_err(|e| StartError::new("read the socket's address", e, ""))?;
         self.endpoint = Some(endpoint.clone());
@@ -313,7 +340,8 @@ impl Running {
         ));
 
         // Registration.
-        let addrs = if config.roles == [Role::Client] { Vec::new() } else { start::announced(&config, bound, &mgmt_addrs) };
+        let addrs =
+            if config.roles == [Role::Client] { Vec::new() } else { start::announced(&config, bound, &mgmt_addrs) };
         let request = RegisterRequest {
             nodes: nodes.clone(),
             name: self.name.clone(),
@@ -349,7 +377,11 @@ impl Running {
         }
         self.locks.extend(meta_dir);
         if let (Some(node), Some(mount)) = (id_of(Role::Client), config.mount.as_deref()) {
-            let options = MountOptions { wait: config.call_timeout, read_only: config.read_only, allow_other: rustix::process::geteuid().is_root() };
+            let options = MountOptions {
+                wait: config.call_timeout,
+                read_only: config.read_only,
+                allow_other: rustix::process::geteuid().is_root(),
+            };
             self.client = Some(Client::mount(cluster.clone(), mount, options).await?);
             say(&format!("{node} ({}) is up: mounted on {}", self.name, mount.display()));
         }
@@ -362,12 +394,18 @@ impl Running {
     /// With mgmt in the process: certificates for its roles and the operator, and the token of `--role all`.
     fn identity_from(&self, mgmt: &Mgmt, dirs: &Dirs) -> Result<Identity, StartError> {
         if mgmt.created() {
-            say(&format!("made the cluster {} and its certificate authority in {}", mgmt.cluster(), dirs.mgmt.display()));
+            say(&format!(
+                "made the cluster {} and its certificate authority in {}",
+                mgmt.cluster(),
+                dirs.mgmt.display()
+            ));
         }
         let admin_dir = dirs.mgmt.join("admin");
         let first = !admin_dir.exists();
         let admin = mgmt.issue_local(&[WantedNode { role: Role::Admin, number: None }], "admin")?;
-        admin.save(&admin_dir).map_err(|e| StartError::new("save the operator's certificate", e, "Check the disk and its permissions."))?;
+        admin.save(&admin_dir).map_err(|e| {
+            StartError::new("save the operator's certificate", e, "Check the disk and its permissions.")
+        })?;
         if first {
             say(&format!("made the operator's certificate in {}", admin_dir.display()));
         }
@@ -376,7 +414,9 @@ impl Running {
             if !file.exists() {
                 let roles = vec![Role::Meta, Role::Storage, Role::Client];
                 let token = mgmt.make_token(&TokenRequest { roles, valid_seconds: None, uses: None })?;
-                write_secret(&file, &token).map_err(|e| StartError::new(format!("write {}", file.display()), e, "Check the disk and its permissions."))?;
+                write_secret(&file, &token).map_err(|e| {
+                    StartError::new(format!("write {}", file.display()), e, "Check the disk and its permissions.")
+                })?;
                 say(&format!("made a join token for more machines in {}", file.display()));
             }
         } else if mgmt.created() {
@@ -406,7 +446,12 @@ impl Running {
     }
 
     /// Registers with mgmt. When mgmt is away and the last map knows everything of this process, goes on and registers later.
-    async fn register(&self, cluster: &Arc<Cluster>, request: RegisterRequest, dirs: &[StateDir]) -> Result<Vec<TargetId>, StartError> {
+    async fn register(
+        &self,
+        cluster: &Arc<Cluster>,
+        request: RegisterRequest,
+        dirs: &[StateDir],
+    ) -> Result<Vec<TargetId>, StartError> {
         let map = cluster.map();
         let known: Vec<TargetId> = dirs.iter().filter_map(|d| d.record.as_ref()?.target).collect();
         let complete = known.len() == dirs.len()
@@ -417,7 +462,11 @@ impl Running {
             Ok((RegisterReply { targets, map }, _)) => {
                 cluster.offer_map(map);
                 if targets.len() != dirs.len() {
-                    return Err(StartError::new("register with mgmt", "mgmt answered with another number of targets", "Both must be of the same version."));
+                    return Err(StartError::new(
+                        "register with mgmt",
+                        "mgmt answered with another number of targets",
+                        "Both must be of the same version.",
+                    ));
                 }
                 Ok(targets)
             }
@@ -444,10 +493,17 @@ impl Running {
     fn leave_word(&mut self, dirs: &Dirs, mgmt: &[SocketAddr]) {
         let Some(mgmt) = mgmt.first() else { return };
         let identity = if self.config.has(Role::Mgmt) { dirs.mgmt.join("admin") } else { dirs.own.join(IDENTITY_DIR) };
-        let record = RunRecord { mgmt: mgmt.to_string(), identity, roles: self.config.roles.clone(), mount: self.config.mount.clone() };
+        let record = RunRecord {
+            mgmt: mgmt.to_string(),
+            identity,
+            roles: self.config.roles.clone(),
+            mount: self.config.mount.clone(),
+        };
         match RunFile::write(&record) {
             Ok(file) => self.run_file = Some(file),
-            Err(e) => tracing::info!("commands on this host will need -m and --identity: cannot write the run file: {e}"),
+            Err(e) => {
+                tracing::info!("commands on this host will need -m and --identity: cannot write the run file: {e}")
+            }
         }
     }
 
@@ -509,8 +565,12 @@ fn advice(error: ErrorCode) -> &'static str {
             "The number or the directory is known to the cluster as somebody else's; or a known target's directory is empty now \
              (is its disk mounted?). mgmt's log names it."
         }
-        ErrorCode::Forbidden => "This node was removed from the cluster, or its directory is another node's. mgmt's log names it.",
-        e if is_away(e) => "Check that mgmt runs, that -m names it, and that its UDP port is open between the two hosts.",
+        ErrorCode::Forbidden => {
+            "This node was removed from the cluster, or its directory is another node's. mgmt's log names it."
+        }
+        e if is_away(e) => {
+            "Check that mgmt runs, that -m names it, and that its UDP port is open between the two hosts."
+        }
         _ => "mgmt's log says more.",
     }
 }
@@ -547,7 +607,13 @@ fn prepare_dirs(config: &Config, dirs: &Dirs) -> Result<(), StartError> {
             return Err(format::missing(dir));
         }
         let make = fs::DirBuilder::new().recursive(true).mode(mode).create(dir);
-        make.map_err(|e| StartError::new(format!("make directory {}", dir.display()), e, "Check the path given with -p and its permissions."))?;
+        make.map_err(|e| {
+            StartError::new(
+                format!("make directory {}", dir.display()),
+                e,
+                "Check the path given with -p and its permissions.",
+            )
+        })?;
         say(&format!("made directory {}", dir.display()));
     }
     Ok(())
@@ -584,8 +650,13 @@ fn announce(dirs: &[StateDir], config: &Config) -> Result<Vec<AnnouncedTarget>, 
 }
 
 fn room(path: &Path) -> Result<TargetCapacity, StartError> {
-    let stat = rustix::fs::statvfs(path)
-        .map_err(|e| StartError::new(format!("read the free space of {}", path.display()), std::io::Error::from(e), "Check the disk (dmesg) and the mount."))?;
+    let stat = rustix::fs::statvfs(path).map_err(|e| {
+        StartError::new(
+            format!("read the free space of {}", path.display()),
+            std::io::Error::from(e),
+            "Check the disk (dmesg) and the mount.",
+        )
+    })?;
     Ok(TargetCapacity {
         id: TargetId(0),
         total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),

@@ -98,7 +98,8 @@ mod tests {
         let config = Config::resolve(&[layer]).expect("valid");
         let one: SocketAddr = "10.1.2.3:7".parse().expect("address");
         assert_eq!(announced(&config, one, &[]), [one]);
-        let any = announced(&config, "0.0.0.0:7".parse().expect("address"), &["127.0.0.1:9008".parse().expect("address")]);
+        let any =
+            announced(&config, "0.0.0.0:7".parse().expect("address"), &["127.0.0.1:9008".parse().expect("address")]);
         assert_eq!(any.last(), Some(&"127.0.0.1:7".parse().expect("address")));
     }
 }

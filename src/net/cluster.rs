@@ -282,7 +282,10 @@ impl Cluster {
         let Some(path) = &self.map_file else { return };
         let record = MapRecord { format: 1, map: (*self.map()).clone() };
         if let Err(e) = write_atomically(path, &record) {
-            tracing::warn!("cannot keep the cluster map in {}: {e}; a start without mgmt will not work", path.display());
+            tracing::warn!(
+                "cannot keep the cluster map in {}: {e}; a start without mgmt will not work",
+                path.display()
+            );
         }
     }
 
@@ -305,7 +308,11 @@ impl Cluster {
             if away_since.is_none() {
                 away_since = Some(Instant::now());
                 let why = self.peer(MGMT).ok().and_then(|peer| peer.last_error()).unwrap_or_else(|| error.to_string());
-                tracing::warn!("mgmt at {} does not answer: {why}; going on with map {}", join(&self.mgmt), self.map().version);
+                tracing::warn!(
+                    "mgmt at {} does not answer: {why}; going on with map {}",
+                    join(&self.mgmt),
+                    self.map().version
+                );
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}

@@ -96,11 +96,7 @@ impl Router {
         }
         seen.insert(key, now);
         drop(seen);
-        tracing::warn!(
-            "refused a call: peer {} at {}, method {name} ({number}): {reason}",
-            names(peer),
-            from
-        );
+        tracing::warn!("refused a call: peer {} at {}, method {name} ({number}): {reason}", names(peer), from);
     }
 }
 

@@ -1,12 +1,17 @@
 //! File data: striped over the targets, all of them at once.
 
-use crate::base::{error::ErrorCode, ids::{ClusterId, InodeId, NodeId, TargetId}};
+use crate::base::{
+    error::ErrorCode,
+    ids::{ClusterId, InodeId, NodeId, TargetId},
+};
 use crate::fs::chunkfile::{ChunkHeaderRecord, ChunkKey};
 use crate::fs::stripe::StripePattern;
 use crate::net::cluster::Cluster;
 use crate::net::frame::CallContext;
 use crate::net::msg::meta::Layout;
-use crate::net::msg::storage::{ChangeSpaceRequest, ReadChunkRequest, SeekChunkRequest, SpaceChange, SyncChunkRequest, WriteChunkRequest};
+use crate::net::msg::storage::{
+    ChangeSpaceRequest, ReadChunkRequest, SeekChunkRequest, SpaceChange, SyncChunkRequest, WriteChunkRequest,
+};
 use bytes::Bytes;
 use std::future::Future;
 use std::sync::Arc;
@@ -35,7 +40,9 @@ pub struct Part {
 pub fn plan(pattern: &StripePattern, offset: u64, len: usize) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for e in pattern.extents(offset, u64::try_from(len).unwrap_or(u64::MAX)) {
-        let (Ok(buffer_offset), Ok(len)) = (usize::try_from(e.file_offset.saturating_sub(offset)), usize::try_from(e.len)) else {
+        let (Ok(buffer_offset), Ok(len)) =
+            (usize::try_from(e.file_offset.saturating_sub(offset)), usize::try_from(e.len))
+        else {
             continue;
         };
         if let Some(last) = parts.last_mut() {
@@ -45,7 +52,13 @@ pub fn plan(pattern: &StripePattern, offset: u64, len: usize) -> Vec<Part> {
                 continue;
             }
         }
-        parts.push(Part { stripe_index: e.stripe_index, target: e.target, local_offset: e.local_offset, buffer_offset, len });
+        parts.push(Part {
+            stripe_index: e.stripe_index,
+            target: e.target,
+            local_offset: e.local_offset,
+            buffer_offset,
+            len,
+        });
     }
     parts
 }
@@ -67,7 +80,13 @@ pub fn stripes(pattern: &StripePattern) -> impl Iterator<Item = (u16, TargetId)>
 
 /// Finds the next data at or after `offset` (below `size`), asking each target with data once. `ask(stripe, local)`
 /// answers the next data in that chunk file.
-pub async fn next_data<A, F>(pattern: &StripePattern, mask: u64, size: u64, offset: u64, mut ask: A) -> Result<Option<u64>, ErrorCode>
+pub async fn next_data<A, F>(
+    pattern: &StripePattern,
+    mask: u64,
+    size: u64,
+    offset: u64,
+    mut ask: A,
+) -> Result<Option<u64>, ErrorCode>
 where
     A: FnMut(u16, TargetId, u64) -> F,
     F: Future<Output = Result<Option<u64>, ErrorCode>>,
@@ -85,7 +104,13 @@ where
 }
 
 /// Finds the next hole at or after `offset` (below `size`); the end of the file is one.
-pub async fn next_hole<A, F>(pattern: &StripePattern, mask: u64, size: u64, offset: u64, mut ask: A) -> Result<u64, ErrorCode>
+pub async fn next_hole<A, F>(
+    pattern: &StripePattern,
+    mask: u64,
+    size: u64,
+    offset: u64,
+    mut ask: A,
+) -> Result<u64, ErrorCode>
 where
     A: FnMut(u16, TargetId, u64) -> F,
     F: Future<Output = Result<Option<u64>, ErrorCode>>,
@@ -168,7 +193,13 @@ impl Data {
     }
 
     /// Writes; answers the verifier of each part. On an error some parts may have been written.
-    pub async fn write(self: &Arc<Self>, ctx: &CallContext, file: &Arc<DataFile>, offset: u64, data: &Bytes) -> Result<Vec<(u16, TargetId, u64)>, ErrorCode> {
+    pub async fn write(
+        self: &Arc<Self>,
+        ctx: &CallContext,
+        file: &Arc<DataFile>,
+        offset: u64,
+        data: &Bytes,
+    ) -> Result<Vec<(u16, TargetId, u64)>, ErrorCode> {
         let parts = plan(&file.layout.pattern, offset, data.len());
         join(parts.into_iter().map(|part| {
             let (this, file, ctx) = (self.clone(), file.clone(), *ctx);
@@ -181,14 +212,22 @@ impl Data {
                     header: this.header(&file, part.stripe_index),
                     offset: part.local_offset,
                 };
-                let (reply, _) = this.cluster.call(this.node_of(part.target)?, &ctx, &request, payload, this.wait).await?;
+                let (reply, _) =
+                    this.cluster.call(this.node_of(part.target)?, &ctx, &request, payload, this.wait).await?;
                 Ok((part.stripe_index, part.target, reply.verifier))
             }
-        })).await
+        }))
+        .await
     }
 
     /// Reads exactly `len` bytes; what no target has is zeros.
-    pub async fn read(self: &Arc<Self>, ctx: &CallContext, file: &Arc<DataFile>, offset: u64, len: usize) -> Result<Bytes, ErrorCode> {
+    pub async fn read(
+        self: &Arc<Self>,
+        ctx: &CallContext,
+        file: &Arc<DataFile>,
+        offset: u64,
+        len: usize,
+    ) -> Result<Bytes, ErrorCode> {
         let parts: Vec<Part> = plan(&file.layout.pattern, offset, len)
             .into_iter()
             .filter(|p| has_data(file.layout.targets_with_data, p.stripe_index))
@@ -203,10 +242,12 @@ impl Data {
                     length: u32::try_from(part.len).map_err(|_| ErrorCode::Invalid)?,
                     must_exist: true,
                 };
-                let ((), payload) = this.cluster.call(this.node_of(part.target)?, &ctx, &request, Bytes::new(), this.wait).await?;
+                let ((), payload) =
+                    this.cluster.call(this.node_of(part.target)?, &ctx, &request, Bytes::new(), this.wait).await?;
                 Ok((part, payload))
             }
-        })).await?;
+        }))
+        .await?;
         if let [(part, payload)] = answers.as_slice()
             && part.buffer_offset == 0
             && payload.len() == len
@@ -216,7 +257,9 @@ impl Data {
         let mut buffer = vec![0u8; len];
         for (part, payload) in answers {
             let n = payload.len().min(part.len);
-            if let (Some(to), Some(from)) = (buffer.get_mut(part.buffer_offset..part.buffer_offset + n), payload.get(..n)) {
+            if let (Some(to), Some(from)) =
+                (buffer.get_mut(part.buffer_offset..part.buffer_offset + n), payload.get(..n))
+            {
                 to.copy_from_slice(from);
             }
         }
@@ -224,19 +267,30 @@ impl Data {
     }
 
     /// Makes the chunk files of these stripes durable; answers their verifiers. Stripes may be of older data ids.
-    pub async fn sync(self: &Arc<Self>, ctx: &CallContext, which: Vec<(ChunkKey, u16, TargetId)>) -> Result<Vec<(ChunkKey, u16, u64)>, ErrorCode> {
+    pub async fn sync(
+        self: &Arc<Self>,
+        ctx: &CallContext,
+        which: Vec<(ChunkKey, u16, TargetId)>,
+    ) -> Result<Vec<(ChunkKey, u16, u64)>, ErrorCode> {
         join(which.into_iter().map(|(key, index, target)| {
             let (this, ctx) = (self.clone(), *ctx);
             async move {
                 let request = SyncChunkRequest { target, key };
-                let (reply, _) = this.cluster.call(this.node_of(target)?, &ctx, &request, Bytes::new(), this.wait).await?;
+                let (reply, _) =
+                    this.cluster.call(this.node_of(target)?, &ctx, &request, Bytes::new(), this.wait).await?;
                 Ok((key, index, reply.verifier))
             }
-        })).await
+        }))
+        .await
     }
 
     /// Orders a change of space on each of these stripes.
-    pub async fn change_space(self: &Arc<Self>, ctx: &CallContext, file: &Arc<DataFile>, changes: Vec<(u16, TargetId, SpaceChange)>) -> Result<Vec<(u16, TargetId, u64)>, ErrorCode> {
+    pub async fn change_space(
+        self: &Arc<Self>,
+        ctx: &CallContext,
+        file: &Arc<DataFile>,
+        changes: Vec<(u16, TargetId, SpaceChange)>,
+    ) -> Result<Vec<(u16, TargetId, u64)>, ErrorCode> {
         join(changes.into_iter().map(|(index, target, change)| {
             let (this, file, ctx) = (self.clone(), file.clone(), *ctx);
             async move {
@@ -247,14 +301,23 @@ impl Data {
                     header: this.header(&file, index),
                     change,
                 };
-                let (reply, _) = this.cluster.call(this.node_of(target)?, &ctx, &request, Bytes::new(), this.wait).await?;
+                let (reply, _) =
+                    this.cluster.call(this.node_of(target)?, &ctx, &request, Bytes::new(), this.wait).await?;
                 Ok((index, target, reply.verifier))
             }
-        })).await
+        }))
+        .await
     }
 
     /// SEEK_DATA or SEEK_HOLE in one chunk file.
-    pub async fn seek(&self, ctx: &CallContext, file: &DataFile, target: TargetId, offset: u64, hole: bool) -> Result<Option<u64>, ErrorCode> {
+    pub async fn seek(
+        &self,
+        ctx: &CallContext,
+        file: &DataFile,
+        target: TargetId,
+        offset: u64,
+        hole: bool,
+    ) -> Result<Option<u64>, ErrorCode> {
         let request = SeekChunkRequest { target, key: file.key(), offset, hole };
         let (reply, _) = self.cluster.call(self.node_of(target)?, ctx, &request, Bytes::new(), self.wait).await?;
         Ok(reply.offset)
@@ -353,8 +416,16 @@ mod tests {
             let at = step * 4096;
             let data = (at..size).step_by(4096).find(|a| is_data(*a));
             let hole = (at..size).step_by(4096).find(|a| !is_data(*a)).unwrap_or(size);
-            assert_eq!(next_data(&p, mask, size, at, |i, _, l| ready(Ok(fake.data(i, l)))).await, Ok(data), "data from {at}");
-            assert_eq!(next_hole(&p, mask, size, at, |i, _, l| ready(Ok(fake.hole(i, l)))).await, Ok(hole), "hole from {at}");
+            assert_eq!(
+                next_data(&p, mask, size, at, |i, _, l| ready(Ok(fake.data(i, l)))).await,
+                Ok(data),
+                "data from {at}"
+            );
+            assert_eq!(
+                next_hole(&p, mask, size, at, |i, _, l| ready(Ok(fake.hole(i, l)))).await,
+                Ok(hole),
+                "hole from {at}"
+            );
         }
     }
 }

@@ -8,10 +8,10 @@ use crate::fs::name::FileName;
 use crate::net::msg::meta::{NewNode, OpenMode, RenameRequest, SetAttrRequest, SetTime, SetXattrRequest};
 use bytes::Bytes;
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
-    TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use rustix::fs::OFlags;
 use std::ffi::OsStr;
@@ -328,16 +328,30 @@ impl Filesystem for FuseFs {
     }
 
     fn setattr(
-        &self, req: &Request, ino: INodeNo, mode: Option<u32>, uid: Option<u32>, gid: Option<u32>, size: Option<u64>,
-        atime: Option<TimeOrNow>, mtime: Option<TimeOrNow>, _ctime: Option<SystemTime>, fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>, _chgtime: Option<SystemTime>, _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>, reply: ReplyAttr,
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
     ) {
         let request = SetAttrRequest {
             ino: InodeId(ino.0),
             cred: credential(req),
             mode: mode.map(|m| m & 0o7777),
-            uid, gid, size,
+            uid,
+            gid,
+            size,
             by_handle: false,
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
@@ -354,10 +368,21 @@ impl Filesystem for FuseFs {
         });
     }
 
-    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, rdev: u32, reply: ReplyEntry) {
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
         let Some(kind) = node_kind(mode) else { return reply.error(Errno::EINVAL) };
         let (vfs, cred, name) = (self.vfs.clone(), credential(req), name.as_bytes().to_vec());
-        self.entry(req, reply, async move { vfs.make(InodeId(parent.0), &name, mode, NewNode::Node { kind, rdev }, cred).await });
+        self.entry(req, reply, async move {
+            vfs.make(InodeId(parent.0), &name, mode, NewNode::Node { kind, rdev }, cred).await
+        });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
@@ -381,7 +406,16 @@ impl Filesystem for FuseFs {
         self.entry(req, reply, async move { vfs.make(InodeId(parent.0), &name, 0o777, node, cred).await });
     }
 
-    fn rename(&self, req: &Request, parent: INodeNo, name: &OsStr, newparent: INodeNo, newname: &OsStr, flags: RenameFlags, reply: ReplyEmpty) {
+    fn rename(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
         if flags.contains(RenameFlags::RENAME_WHITEOUT) {
             return reply.error(Errno::EINVAL);
         }
@@ -396,7 +430,8 @@ impl Filesystem for FuseFs {
                 no_replace: flags.contains(RenameFlags::RENAME_NOREPLACE),
                 exchange: flags.contains(RenameFlags::RENAME_EXCHANGE),
                 cred,
-            }).await
+            })
+            .await
         });
     }
 
@@ -419,7 +454,16 @@ impl Filesystem for FuseFs {
         );
     }
 
-    fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, flags: i32, reply: ReplyCreate) {
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
         let (how, kernel) = open_how(flags);
         let exclusive = oflags(flags).contains(OFlags::EXCL);
         let (vfs, late, cred, name) = (self.vfs.clone(), self.vfs.clone(), credential(req), name.as_bytes().to_vec());
@@ -427,14 +471,26 @@ impl Filesystem for FuseFs {
             req.pid(),
             async move { vfs.create(InodeId(parent.0), &name, mode, exclusive, how, cred).await },
             move |r| match r {
-                Ok((a, fh)) => reply.created(&TTL, &file_attr(&a), Generation(u64::from(a.generation)), FileHandle(fh), kernel),
+                Ok((a, fh)) => {
+                    reply.created(&TTL, &file_attr(&a), Generation(u64::from(a.generation)), FileHandle(fh), kernel)
+                }
                 Err(e) => reply.error(e),
             },
             move |(_, fh)| async move { late.release(fh).await },
         );
     }
 
-    fn read(&self, req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, size: u32, _flags: OpenFlags, _lock_owner: Option<LockOwner>, reply: ReplyData) {
+    fn read(
+        &self,
+        req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
         let vfs = self.vfs.clone();
         self.simple(req, async move { vfs.read(fh.0, offset, size).await }, move |r| match r {
             Ok(data) => reply.data(&data),
@@ -443,8 +499,16 @@ impl Filesystem for FuseFs {
     }
 
     fn write(
-        &self, req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, data: &[u8], write_flags: WriteFlags,
-        flags: OpenFlags, _lock_owner: Option<LockOwner>, reply: ReplyWrite,
+        &self,
+        req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
     ) {
         let Ok(written) = u32::try_from(data.len()) else { return reply.error(Errno::EINVAL) };
         // Pages of a mapping carry neither the caller nor the flags of the one who dirtied them.
@@ -467,7 +531,16 @@ impl Filesystem for FuseFs {
         self.empty(req, reply, async move { vfs.flush(fh.0).await });
     }
 
-    fn release(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, _lock_owner: Option<LockOwner>, _flush: bool, reply: ReplyEmpty) {
+    fn release(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
         let vfs = self.vfs.clone();
         self.tasks.spawn_on(async move { vfs.release(fh.0).await }, &self.runtime);
         reply.ok();
@@ -484,38 +557,44 @@ impl Filesystem for FuseFs {
 
     fn readdir(&self, req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let vfs = self.vfs.clone();
-        self.simple(req, async move { vfs.readdir(fh.0, offset, false).await }, move |r: Result<Vec<DirItem>, _>| match r {
-            Ok(items) => {
-                for i in &items {
-                    if reply.add(INodeNo(i.ino.0), i.offset, file_type(i.kind), OsStr::from_bytes(&i.name)) {
-                        break;
+        self.simple(req, async move { vfs.readdir(fh.0, offset, false).await }, move |r: Result<Vec<DirItem>, _>| {
+            match r {
+                Ok(items) => {
+                    for i in &items {
+                        if reply.add(INodeNo(i.ino.0), i.offset, file_type(i.kind), OsStr::from_bytes(&i.name)) {
+                            break;
+                        }
                     }
+                    reply.ok();
                 }
-                reply.ok();
+                Err(e) => reply.error(e),
             }
-            Err(e) => reply.error(e),
         });
     }
 
     fn readdirplus(&self, req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
         let vfs = self.vfs.clone();
-        self.simple(req, async move { vfs.readdir(fh.0, offset, true).await }, move |r: Result<Vec<DirItem>, _>| match r {
-            Ok(items) => {
-                for i in &items {
-                    let (attr, generation) = match &i.attr {
-                        Some(a) => (file_attr(a), Generation(u64::from(a.generation))),
-                        None if matches!(i.name.as_slice(), b"." | b"..") => (dot_attr(i.ino), Generation(0)),
-                        // The name has just been removed.
-                        None => continue,
-                    };
-                    if reply.add(INodeNo(i.ino.0), i.offset, OsStr::from_bytes(&i.name), &TTL, &attr, generation) {
-                        break;
+        self.simple(
+            req,
+            async move { vfs.readdir(fh.0, offset, true).await },
+            move |r: Result<Vec<DirItem>, _>| match r {
+                Ok(items) => {
+                    for i in &items {
+                        let (attr, generation) = match &i.attr {
+                            Some(a) => (file_attr(a), Generation(u64::from(a.generation))),
+                            None if matches!(i.name.as_slice(), b"." | b"..") => (dot_attr(i.ino), Generation(0)),
+                            // The name has just been removed.
+                            None => continue,
+                        };
+                        if reply.add(INodeNo(i.ino.0), i.offset, OsStr::from_bytes(&i.name), &TTL, &attr, generation) {
+                            break;
+                        }
                     }
+                    reply.ok();
                 }
-                reply.ok();
-            }
-            Err(e) => reply.error(e),
-        });
+                Err(e) => reply.error(e),
+            },
+        );
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
@@ -532,10 +611,28 @@ impl Filesystem for FuseFs {
         let s = self.vfs.statfs();
         let block = u64::from(BLOCK_BYTES);
         let free = s.free_bytes / block;
-        reply.statfs(s.total_bytes / block, free, free, s.total_inodes, s.free_inodes, BLOCK_BYTES, NAME_BYTES_MAX, BLOCK_BYTES);
+        reply.statfs(
+            s.total_bytes / block,
+            free,
+            free,
+            s.total_inodes,
+            s.free_inodes,
+            BLOCK_BYTES,
+            NAME_BYTES_MAX,
+            BLOCK_BYTES,
+        );
     }
 
-    fn setxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, _position: u32, reply: ReplyEmpty) {
+    fn setxattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
         let request = SetXattrRequest {
             ino: InodeId(ino.0),
             name: name.as_bytes().to_vec(),
@@ -563,7 +660,16 @@ impl Filesystem for FuseFs {
         self.empty(req, reply, async move { vfs.removexattr(InodeId(ino.0), &name, cred).await });
     }
 
-    fn fallocate(&self, req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
+    fn fallocate(
+        &self,
+        req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
         let Some(mode) = space_mode(mode) else { return reply.error(Errno::EOPNOTSUPP) };
         let (vfs, clear_suid) = (self.vfs.clone(), req.uid() != 0);
         self.empty(req, reply, async move { vfs.change_space(fh.0, offset, length, mode, clear_suid).await });
@@ -584,8 +690,17 @@ impl Filesystem for FuseFs {
     }
 
     fn copy_file_range(
-        &self, _req: &Request, _ino_in: INodeNo, _fh_in: FileHandle, _offset_in: u64, _ino_out: INodeNo, _fh_out: FileHandle,
-        _offset_out: u64, _len: u64, _flags: CopyFileRangeFlags, reply: ReplyWrite,
+        &self,
+        _req: &Request,
+        _ino_in: INodeNo,
+        _fh_in: FileHandle,
+        _offset_in: u64,
+        _ino_out: INodeNo,
+        _fh_out: FileHandle,
+        _offset_out: u64,
+        _len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
     ) {
         // The kernel then copies through its page cache.
         reply.error(Errno::ENOSYS);
@@ -598,7 +713,11 @@ mod tests {
 
     #[test]
     fn times_before_1970_survive() {
-        for t in [Timestamp { seconds: -2, nanos: 250 }, Timestamp { seconds: 5, nanos: 0 }, Timestamp { seconds: -1, nanos: 0 }] {
+        for t in [
+            Timestamp { seconds: -2, nanos: 250 },
+            Timestamp { seconds: 5, nanos: 0 },
+            Timestamp { seconds: -1, nanos: 0 },
+        ] {
             assert_eq!(timestamp(system_time(t)), t);
         }
     }

@@ -1,10 +1,16 @@
 //! Open files and directories of this mount: what the session must reclaim, and what fsync must compare.
 
-use crate::base::{error::ErrorCode, ids::{DataId, InodeId, TargetId}};
+use crate::base::{
+    error::ErrorCode,
+    ids::{DataId, InodeId, TargetId},
+};
 use crate::fs::attr::Attributes;
 use crate::net::msg::meta::{DirEntry, Layout, OpenReply, ReclaimedOpen};
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::{AtomicBool, AtomicU64, Ordering}};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -45,7 +51,14 @@ pub struct WrittenQueue {
 
 impl WrittenQueue {
     /// Adds a report, to the last batch if that is of the same data.
-    pub fn push(&mut self, data_id: DataId, end: u64, mask: u64, clear_suid: bool, waiter: oneshot::Sender<Result<Attributes, ErrorCode>>) {
+    pub fn push(
+        &mut self,
+        data_id: DataId,
+        end: u64,
+        mask: u64,
+        clear_suid: bool,
+        waiter: oneshot::Sender<Result<Attributes, ErrorCode>>,
+    ) {
         match self.batches.back_mut() {
             Some(b) if b.data_id == data_id => {
                 b.end = b.end.max(end);
@@ -92,7 +105,11 @@ impl OpenInode {
 
     /// Remembers the verifier of a write.
     pub fn wrote(&self, data_id: DataId, stripe_index: u16, target: TargetId, verifier: u64) {
-        lock(&self.unsynced).entry((data_id, stripe_index)).or_insert_with(|| (target, BTreeSet::new())).1.insert(verifier);
+        lock(&self.unsynced)
+            .entry((data_id, stripe_index))
+            .or_insert_with(|| (target, BTreeSet::new()))
+            .1
+            .insert(verifier);
     }
 
     /// Takes the verifiers for an fsync.
@@ -194,14 +211,20 @@ impl Handles {
                 })
             });
             let mut counts = lock(&inode.counts);
-            if write { counts.1 += 1 } else { counts.0 += 1 }
+            if write {
+                counts.1 += 1
+            } else {
+                counts.0 += 1
+            }
             drop(counts);
             inode.clone()
         };
         inode.heard(&reply.layout, &reply.attr);
         let seen = inode.losses.load(Ordering::Acquire);
         let file = Arc::new(OpenFile {
-            inode, write, append,
+            inode,
+            write,
+            append,
             tail_unsure: AtomicBool::new(false),
             seen_losses: AtomicU64::new(seen),
         });
@@ -253,10 +276,13 @@ impl Handles {
 
     /// What a new session must register again.
     pub fn reclaim(&self) -> Vec<ReclaimedOpen> {
-        lock(&self.inodes).values().map(|i| {
-            let (readers, writers) = *lock(&i.counts);
-            ReclaimedOpen { ino: i.ino, readers, writers }
-        }).collect()
+        lock(&self.inodes)
+            .values()
+            .map(|i| {
+                let (readers, writers) = *lock(&i.counts);
+                ReclaimedOpen { ino: i.ino, readers, writers }
+            })
+            .collect()
     }
 
     /// Registers a directory.

@@ -2,14 +2,20 @@
 //! slot and sequence until it is answered, so that the server does it once.
 
 use super::handles::{Handles, lock};
-use crate::base::{error::ErrorCode, ids::{ClientInstance, InodeId, NodeId}};
+use crate::base::{
+    error::ErrorCode,
+    ids::{ClientInstance, InodeId, NodeId},
+};
 use crate::limits;
 use crate::net::cluster::Cluster;
 use crate::net::frame::CallContext;
 use crate::net::msg::meta::{CloseSessionRequest, OpenSessionRequest, RenewSessionRequest};
 use crate::net::rpc::Call;
 use bytes::Bytes;
-use std::sync::{Arc, Mutex, atomic::{AtomicU64, Ordering}};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicU64, Ordering},
+};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
@@ -42,10 +48,19 @@ pub struct MetaSession {
 
 impl MetaSession {
     /// Opens the session.
-    pub async fn open(cluster: Arc<Cluster>, instance: ClientInstance, handles: Arc<Handles>, wait: Duration) -> Result<Arc<Self>, ErrorCode> {
+    pub async fn open(
+        cluster: Arc<Cluster>,
+        instance: ClientInstance,
+        handles: Arc<Handles>,
+        wait: Duration,
+    ) -> Result<Arc<Self>, ErrorCode> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let session = Self {
-            cluster, instance, host, wait, handles,
+            cluster,
+            instance,
+            host,
+            wait,
+            handles,
             epoch: AtomicU64::new(0),
             generation: AtomicU64::new(0),
             timeout_seconds: AtomicU64::new(15),
@@ -137,7 +152,9 @@ impl MetaSession {
                     // A server that forgets at once must not be hammered.
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
-                Err(ErrorCode::WrongNode) if Instant::now() < deadline => tokio::time::sleep(Duration::from_millis(100)).await,
+                Err(ErrorCode::WrongNode) if Instant::now() < deadline => {
+                    tokio::time::sleep(Duration::from_millis(100)).await
+                }
                 other => return other.map(|(reply, _)| reply),
             }
         }
@@ -151,7 +168,8 @@ impl MetaSession {
     /// A call that changes something: done once, however often it has to be sent.
     pub async fn mutate<C: Call>(&self, request: &C) -> Result<C::Reply, ErrorCode> {
         // Every slot is taken while the server is away: that wait is bounded as well.
-        let permit = tokio::time::timeout(self.wait, self.permits.acquire()).await.map_err(|_| ErrorCode::Unreachable)?;
+        let permit =
+            tokio::time::timeout(self.wait, self.permits.acquire()).await.map_err(|_| ErrorCode::Unreachable)?;
         let _permit = permit.map_err(|_| ErrorCode::ShuttingDown)?;
         let mut slot = lock(&self.free).pop().ok_or(ErrorCode::Internal)?;
         slot.sequence += 1;

@@ -7,7 +7,10 @@ mod interrupt;
 mod meta;
 mod vfs;
 
-use crate::base::{ids::{ClientInstance, InodeId}, start::StartError};
+use crate::base::{
+    ids::{ClientInstance, InodeId},
+    start::StartError,
+};
 use crate::net::cluster::Cluster;
 use fuse::FuseFs;
 use fuser::{Config, MountOption, Session, SessionACL};
@@ -56,9 +59,16 @@ impl Client {
         let what = format!("cannot mount on {}", mountpoint.display());
         let mountpoint = prepare(mountpoint.to_path_buf(), &what).await?;
         let handles = Arc::new(Handles::default());
-        let no_server = |e| StartError::new(what.clone(), format!("the meta server gives no session: {e}"),
-            "Start mgmt, meta and storage, look into the meta server's log, and try again.");
-        let session = MetaSession::open(cluster.clone(), ClientInstance::random(), handles.clone(), options.wait).await.map_err(no_server)?;
+        let no_server = |e| {
+            StartError::new(
+                what.clone(),
+                format!("the meta server gives no session: {e}"),
+                "Start mgmt, meta and storage, look into the meta server's log, and try again.",
+            )
+        };
+        let session = MetaSession::open(cluster.clone(), ClientInstance::random(), handles.clone(), options.wait)
+            .await
+            .map_err(no_server)?;
         let vfs = Vfs::new(cluster, session.clone(), handles, options.wait);
         if let Err(e) = vfs.getattr(InodeId::ROOT).await {
             session.close(UNMOUNT_WAIT).await;
@@ -76,8 +86,11 @@ impl Client {
                     Ok(Err(e)) => e.to_string(),
                     _ => "the mount was broken off".to_owned(),
                 };
-                return Err(StartError::new(what, why,
-                    "Mount as root, with /dev/fuse in place (modprobe fuse); in a container it needs --device /dev/fuse and CAP_SYS_ADMIN."));
+                return Err(StartError::new(
+                    what,
+                    why,
+                    "Mount as root, with /dev/fuse in place (modprobe fuse); in a container it needs --device /dev/fuse and CAP_SYS_ADMIN.",
+                ));
             }
         };
         let (tx, ended) = watch::channel(false);
@@ -144,7 +157,8 @@ async fn prepare(at: PathBuf, what: &str) -> Result<PathBuf, StartError> {
             match std::fs::metadata(&path) {
                 Err(e) if e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
                     tracing::warn!("{} is a dead mount: detaching it", path.display());
-                    rustix::mount::unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).map_err(std::io::Error::from)?;
+                    rustix::mount::unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+                        .map_err(std::io::Error::from)?;
                 }
                 Err(e) => return Err(e),
                 Ok(m) if m.is_dir() => return path.canonicalize(),
@@ -152,13 +166,17 @@ async fn prepare(at: PathBuf, what: &str) -> Result<PathBuf, StartError> {
             }
         }
         Err(Errno::NOTCONN.into())
-    }).await;
+    })
+    .await;
     match checked {
         Ok(Ok(path)) => Ok(path),
         Ok(Err(e)) if e.kind() == std::io::ErrorKind::NotFound => {
             Err(fail(&"there is no such directory", &format!("Make it: mkdir -p {}", at.display())))
         }
-        Ok(Err(e)) => Err(fail(&e, &format!("Give an existing directory; a dead mount goes away with: umount -l {}", at.display()))),
+        Ok(Err(e)) => Err(fail(
+            &e,
+            &format!("Give an existing directory; a dead mount goes away with: umount -l {}", at.display()),
+        )),
         Err(e) => Err(fail(&e, "")),
     }
 }

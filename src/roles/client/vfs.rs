@@ -1,9 +1,12 @@
 //! All operations of the mount. Knows nothing of FUSE.
 
 use super::data::{self, Data, DataFile};
-use super::handles::{Handles, OpenFile, OpenInode, DirBatch, lock};
+use super::handles::{DirBatch, Handles, OpenFile, OpenInode, lock};
 use super::meta::MetaSession;
-use crate::base::{error::ErrorCode, ids::{DataId, InodeId}};
+use crate::base::{
+    error::ErrorCode,
+    ids::{DataId, InodeId},
+};
 use crate::fs::attr::{Attributes, Credential, FileKind};
 use crate::fs::chunkfile::ChunkKey;
 use crate::fs::map::Reachability;
@@ -148,8 +151,12 @@ impl Vfs {
 
     /// chmod, chown, utimens, truncate.
     pub async fn setattr(&self, mut request: SetAttrRequest, fh: Option<u64>) -> Result<Attributes, ErrorCode> {
-        let nothing = request.mode.is_none() && request.uid.is_none() && request.gid.is_none()
-            && request.size.is_none() && request.atime.is_none() && request.mtime.is_none();
+        let nothing = request.mode.is_none()
+            && request.uid.is_none()
+            && request.gid.is_none()
+            && request.size.is_none()
+            && request.atime.is_none()
+            && request.mtime.is_none();
         if nothing {
             return self.getattr(request.ino).await;
         }
@@ -173,7 +180,14 @@ impl Vfs {
     }
 
     /// mknod, mkdir, symlink.
-    pub async fn make(&self, parent: InodeId, name: &[u8], mode: u32, node: NewNode, cred: Credential) -> Result<Attributes, ErrorCode> {
+    pub async fn make(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        mode: u32,
+        node: NewNode,
+        cred: Credential,
+    ) -> Result<Attributes, ErrorCode> {
         let request = MakeRequest { parent, name: FileName::new(name)?, cred, mode: mode & 0o7777, node };
         Ok(self.meta.mutate(&request).await?.attr)
     }
@@ -194,7 +208,13 @@ impl Vfs {
     }
 
     /// link.
-    pub async fn link(&self, ino: InodeId, parent: InodeId, name: &[u8], cred: Credential) -> Result<Attributes, ErrorCode> {
+    pub async fn link(
+        &self,
+        ino: InodeId,
+        parent: InodeId,
+        name: &[u8],
+        cred: Credential,
+    ) -> Result<Attributes, ErrorCode> {
         Ok(self.meta.mutate(&LinkRequest { ino, parent, name: FileName::new(name)?, cred }).await?.attr)
     }
 
@@ -209,8 +229,17 @@ impl Vfs {
     }
 
     /// open(O_CREAT); answers attributes and a handle.
-    pub async fn create(&self, parent: InodeId, name: &[u8], mode: u32, exclusive: bool, how: OpenHow, cred: Credential) -> Result<(Attributes, u64), ErrorCode> {
-        let request = CreateRequest { parent, name: FileName::new(name)?, cred, mode: mode & 0o7777, open: how.mode, exclusive };
+    pub async fn create(
+        &self,
+        parent: InodeId,
+        name: &[u8],
+        mode: u32,
+        exclusive: bool,
+        how: OpenHow,
+        cred: Credential,
+    ) -> Result<(Attributes, u64), ErrorCode> {
+        let request =
+            CreateRequest { parent, name: FileName::new(name)?, cred, mode: mode & 0o7777, open: how.mode, exclusive };
         let reply = self.meta.mutate(&request).await?;
         let fh = self.opened(&reply, how);
         Ok((reply.attr, fh))
@@ -286,9 +315,15 @@ impl Vfs {
         }
         for _ in 0..STALE_RETRIES_MAX {
             let (file, at) = if append {
-                let r = self.meta.mutate(&AppendRequest { ino: handle.inode.ino, length: len, clear_suid: how.clear_suid }).await?;
+                let r = self
+                    .meta
+                    .mutate(&AppendRequest { ino: handle.inode.ino, length: len, clear_suid: how.clear_suid })
+                    .await?;
                 handle.inode.heard(&r.layout, &r.attr);
-                (Arc::new(DataFile { ino: handle.inode.ino, layout: r.layout, uid: r.attr.uid, gid: r.attr.gid }), r.offset)
+                (
+                    Arc::new(DataFile { ino: handle.inode.ino, layout: r.layout, uid: r.attr.uid, gid: r.attr.gid }),
+                    r.offset,
+                )
             } else {
                 (self.known_layout(&handle.inode).await?, offset)
             };
@@ -306,7 +341,14 @@ impl Vfs {
         Err(ErrorCode::Stale)
     }
 
-    async fn write_once(self: &Arc<Self>, handle: &OpenFile, file: &Arc<DataFile>, at: u64, data: &Bytes, clear_suid: bool) -> Result<(), ErrorCode> {
+    async fn write_once(
+        self: &Arc<Self>,
+        handle: &OpenFile,
+        file: &Arc<DataFile>,
+        at: u64,
+        data: &Bytes,
+        clear_suid: bool,
+    ) -> Result<(), ErrorCode> {
         let written = self.data.write(&self.meta.context(), file, at, data).await?;
         let mut mask = 0;
         for (index, target, verifier) in written {
@@ -318,7 +360,14 @@ impl Vfs {
     }
 
     /// Tells the meta server of written bytes; returns when it knows. One report per file is in flight.
-    async fn report(self: &Arc<Self>, inode: &Arc<OpenInode>, data_id: DataId, end: u64, mask: u64, clear_suid: bool) -> Result<(), ErrorCode> {
+    async fn report(
+        self: &Arc<Self>,
+        inode: &Arc<OpenInode>,
+        data_id: DataId,
+        end: u64,
+        mask: u64,
+        clear_suid: bool,
+    ) -> Result<(), ErrorCode> {
         let (tx, rx) = oneshot::channel();
         let start = {
             let mut queue = lock(&inode.written);
@@ -374,7 +423,10 @@ impl Vfs {
                     verifiers.get(&(*data_id, *index)).is_some_and(|now| written.iter().any(|w| w != now))
                 });
                 if lost {
-                    tracing::error!("writes to inode {} were lost by a restart or disk error of a storage server", inode.ino);
+                    tracing::error!(
+                        "writes to inode {} were lost by a restart or disk error of a storage server",
+                        inode.ino
+                    );
                     inode.losses.fetch_add(1, Ordering::AcqRel);
                 }
             }
@@ -383,7 +435,11 @@ impl Vfs {
         if handle.take_loss() { Err(ErrorCode::DiskFailed) } else { Ok(()) }
     }
 
-    async fn sync_targets(&self, inode: &OpenInode, taken: &super::handles::Unsynced) -> Result<HashMap<(DataId, u16), u64>, ErrorCode> {
+    async fn sync_targets(
+        &self,
+        inode: &OpenInode,
+        taken: &super::handles::Unsynced,
+    ) -> Result<HashMap<(DataId, u16), u64>, ErrorCode> {
         for _ in 0..STALE_RETRIES_MAX {
             let (_, file) = self.fresh_layout(inode.ino).await?;
             let layout = &file.layout;
@@ -434,7 +490,11 @@ impl Vfs {
             items.push(DirItem { ino: dir.ino, kind: FileKind::Directory, name: b".".to_vec(), offset: 1, attr: None });
         }
         if offset <= 1 {
-            let ino = if dir.ino == InodeId::ROOT { InodeId::ROOT } else { self.parent(dir.ino).await.map_or(dir.ino, |a| a.ino) };
+            let ino = if dir.ino == InodeId::ROOT {
+                InodeId::ROOT
+            } else {
+                self.parent(dir.ino).await.map_or(dir.ino, |a| a.ino)
+            };
             items.push(DirItem { ino, kind: FileKind::Directory, name: b"..".to_vec(), offset: 2, attr: None });
         }
         let after = cookie_of_offset(offset).unwrap_or(0);
@@ -442,7 +502,11 @@ impl Vfs {
         let from = match held {
             Some(from) => from,
             None => {
-                let count_max = if with_attributes { DIR_PLUS_BATCH } else { u32::try_from(limits::READDIR_ENTRIES_MAX).unwrap_or(DIR_PLUS_BATCH) };
+                let count_max = if with_attributes {
+                    DIR_PLUS_BATCH
+                } else {
+                    u32::try_from(limits::READDIR_ENTRIES_MAX).unwrap_or(DIR_PLUS_BATCH)
+                };
                 let at = Instant::now();
                 let reply = self.meta.ask(&ReadDirRequest { ino: dir.ino, after, count_max, with_attributes }).await?;
                 *batch = Some(DirBatch { after, entries: reply.entries, end: reply.end, with_attributes, at });
@@ -476,16 +540,25 @@ impl Vfs {
     /// Space of the targets that are online.
     pub fn statfs(&self) -> VolumeSpace {
         let map = self.cluster.map();
-        map.targets.iter().filter(|t| t.reachability == Reachability::Online).fold(VolumeSpace::default(), |s, t| VolumeSpace {
-            total_bytes: s.total_bytes.saturating_add(t.total_bytes),
-            free_bytes: s.free_bytes.saturating_add(t.free_bytes),
-            total_inodes: s.total_inodes.saturating_add(t.total_inodes),
-            free_inodes: s.free_inodes.saturating_add(t.free_inodes),
+        map.targets.iter().filter(|t| t.reachability == Reachability::Online).fold(VolumeSpace::default(), |s, t| {
+            VolumeSpace {
+                total_bytes: s.total_bytes.saturating_add(t.total_bytes),
+                free_bytes: s.free_bytes.saturating_add(t.free_bytes),
+                total_inodes: s.total_inodes.saturating_add(t.total_inodes),
+                free_inodes: s.free_inodes.saturating_add(t.free_inodes),
+            }
         })
     }
 
     /// fallocate.
-    pub async fn change_space(self: &Arc<Self>, fh: u64, offset: u64, length: u64, mode: SpaceMode, clear_suid: bool) -> Result<(), ErrorCode> {
+    pub async fn change_space(
+        self: &Arc<Self>,
+        fh: u64,
+        offset: u64,
+        length: u64,
+        mode: SpaceMode,
+        clear_suid: bool,
+    ) -> Result<(), ErrorCode> {
         let handle = self.handles.file(fh)?;
         let end = offset.checked_add(length).filter(|e| *e <= limits::FILE_BYTES_MAX).ok_or(ErrorCode::FileTooBig)?;
         for _ in 0..STALE_RETRIES_MAX {
@@ -539,7 +612,9 @@ impl Vfs {
         if hole {
             data::next_hole(&layout.pattern, layout.targets_with_data, attr.size, offset, ask).await
         } else {
-            data::next_data(&layout.pattern, layout.targets_with_data, attr.size, offset, ask).await?.ok_or(ErrorCode::NoSuchDevice)
+            data::next_data(&layout.pattern, layout.targets_with_data, attr.size, offset, ask)
+                .await?
+                .ok_or(ErrorCode::NoSuchDevice)
         }
     }
 
@@ -592,21 +667,29 @@ impl Vfs {
     async fn entry_json(&self, ino: InodeId) -> Result<Vec<u8>, ErrorCode> {
         let info = self.meta.ask(&EntryInfoRequest { ino }).await?;
         let map = self.cluster.map();
-        let targets: Vec<_> = info.layout.iter().flat_map(|l| data::stripes(&l.pattern).map(|(i, id)| {
-            let target = map.target(id);
-            let node = target.and_then(|t| map.node(t.node));
-            serde_json::json!({
-                "target": id,
-                "stripe_index": i,
-                "has_data": data::has_data(l.targets_with_data, i),
-                "node": target.map(|t| t.node.to_string()),
-                "node_name": node.map(|n| n.name.clone()),
-                "addresses": node.map(|n| n.addrs.clone()),
-                "path": target.map(|t| t.path.clone()),
-                "reachability": target.map(|t| t.reachability),
-                "consistency": target.map(|t| t.consistency),
+        let targets: Vec<_> = info
+            .layout
+            .iter()
+            .flat_map(|l| {
+                data::stripes(&l.pattern)
+                    .map(|(i, id)| {
+                        let target = map.target(id);
+                        let node = target.and_then(|t| map.node(t.node));
+                        serde_json::json!({
+                            "target": id,
+                            "stripe_index": i,
+                            "has_data": data::has_data(l.targets_with_data, i),
+                            "node": target.map(|t| t.node.to_string()),
+                            "node_name": node.map(|n| n.name.clone()),
+                            "addresses": node.map(|n| n.addrs.clone()),
+                            "path": target.map(|t| t.path.clone()),
+                            "reachability": target.map(|t| t.reachability),
+                            "consistency": target.map(|t| t.consistency),
+                        })
+                    })
+                    .collect::<Vec<_>>()
             })
-        }).collect::<Vec<_>>()).collect();
+            .collect();
         let owner = map.shard_primary(ino.shard());
         let owner_node = owner.and_then(|o| map.node(o));
         let json = serde_json::json!({
@@ -636,7 +719,12 @@ impl Vfs {
 
     fn mount_json(&self) -> Vec<u8> {
         let map = self.cluster.map();
-        let mgmt: Vec<_> = map.nodes.iter().filter(|n| n.id.role == crate::base::ids::Role::Mgmt).flat_map(|n| n.addrs.clone()).collect();
+        let mgmt: Vec<_> = map
+            .nodes
+            .iter()
+            .filter(|n| n.id.role == crate::base::ids::Role::Mgmt)
+            .flat_map(|n| n.addrs.clone())
+            .collect();
         let json = serde_json::json!({
             "cluster": self.cluster.id(),
             "mgmt": mgmt,
@@ -671,8 +759,20 @@ mod tests {
 
     #[test]
     fn a_batch_serves_what_it_holds_and_no_more() {
-        let entry = |cookie| DirEntry { name: FileName::new(&b"x"[..]).unwrap(), ino: InodeId(2), kind: FileKind::Regular, cookie, attr: None };
-        let mut b = DirBatch { after: 0, entries: vec![entry(5), entry(9)], end: false, with_attributes: false, at: Instant::now() };
+        let entry = |cookie| DirEntry {
+            name: FileName::new(&b"x"[..]).unwrap(),
+            ino: InodeId(2),
+            kind: FileKind::Regular,
+            cookie,
+            attr: None,
+        };
+        let mut b = DirBatch {
+            after: 0,
+            entries: vec![entry(5), entry(9)],
+            end: false,
+            with_attributes: false,
+            at: Instant::now(),
+        };
         assert_eq!(position(&b, 0, false), Some(0));
         assert_eq!(position(&b, 5, false), Some(1));
         assert_eq!(position(&b, 9, false), None, "the next batch is due");

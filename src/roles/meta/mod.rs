@@ -130,14 +130,7 @@ impl MetaServer {
     }
 
     fn env_for_reading(&self, client: ClientInstance, fresh: u64) -> Env {
-        Env {
-            fs_id: self.fs_id,
-            hash_key: self.hash_key,
-            now: Timestamp::now(),
-            fresh,
-            map: self.access.map(),
-            client,
-        }
+        Env { fs_id: self.fs_id, hash_key: self.hash_key, now: Timestamp::now(), fresh, map: self.access.map(), client }
     }
 
     /// A transaction.

@@ -124,7 +124,8 @@ impl Mgmt {
         };
         match self.make_token(&request) {
             Ok(token) => vec![
-                "To join storage servers and clients, put this line into a token file on each (valid for 24 hours):".to_owned(),
+                "To join storage servers and clients, put this line into a token file on each (valid for 24 hours):"
+                    .to_owned(),
                 format!("  {token}"),
                 "Whoever has it can join. Make others with: beeswarm cluster token".to_owned(),
             ],

@@ -43,11 +43,8 @@ pub struct Workers {
 impl Workers {
     /// Starts the threads.
     pub fn start(name: &str, threads: usize, jobs_max: usize) -> io::Result<Self> {
-        let workers = Self {
-            shared: Arc::default(),
-            places: Arc::new(Semaphore::new(jobs_max)),
-            threads: Mutex::default(),
-        };
+        let workers =
+            Self { shared: Arc::default(), places: Arc::new(Semaphore::new(jobs_max)), threads: Mutex::default() };
         for _ in 0..threads {
             let shared = workers.shared.clone();
             // On an error, dropping `workers` ends the threads that did start.
