@@ -87,9 +87,10 @@ impl Session {
         Err(StartError::new(format!("{what} from mgmt at {}", self.shown), why, todo))
     }
 
-    /// The map. No ids are given: a question is not a sign of life of the node whose certificate it uses.
+    /// The map.
     async fn map(&self) -> Result<ClusterMap, StartError> {
-        let request = SubscribeRequest { nodes: Vec::new(), known: MapVersion(0), capacities: Vec::new() };
+        let nodes = self.endpoint.identity().nodes();
+        let request = SubscribeRequest { nodes, known: MapVersion(0), capacities: Vec::new() };
         let reply = self.ask("read the cluster map", &request).await?;
         reply.map.ok_or_else(|| {
             StartError::new("read the cluster map", "mgmt has none yet", "Try again once a server has joined.")
