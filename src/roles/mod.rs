@@ -1,4 +1,5 @@
 //! What each role does. A role never imports another.
 
+pub mod meta;
 pub mod mgmt;
 pub mod storage;
