@@ -140,7 +140,13 @@ impl Rig {
     async fn rmdir(&self, parent: InodeId, n: &str) -> Result<(), ErrorCode> {
         self.call(RemoveDirRequest { parent, name: name(n), cred: root() }).await
     }
-    async fn mv(&self, from: (InodeId, &str), to: (InodeId, &str), flag: &str, cred: Credential) -> Result<(), ErrorCode> {
+    async fn mv(
+        &self,
+        from: (InodeId, &str),
+        to: (InodeId, &str),
+        flag: &str,
+        cred: Credential,
+    ) -> Result<(), ErrorCode> {
         self.call(RenameRequest {
             parent: from.0,
             name: name(from.1),
