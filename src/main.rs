@@ -1,3 +1,7 @@
 //! The `beeswarm` executable.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    beeswarm::cli::main()
+}

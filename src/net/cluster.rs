@@ -10,7 +10,7 @@ use super::{
 };
 use crate::base::{
     error::{ErrorClass, ErrorCode},
-    ids::{ClusterId, NodeId, Role},
+    ids::{ClusterId, MapVersion, NodeId, Role},
 };
 use crate::fs::map::{ClusterMap, NodeEntry};
 use crate::net::msg::mgmt::{SubscribeRequest, TargetCapacity};
@@ -136,12 +136,19 @@ impl Cluster {
 
     /// Takes a map that came with another answer, if it is newer.
     pub fn offer_map(&self, new: ClusterMap) {
+        self.take_map(new, None);
+    }
+
+    /// `asked_with`: the version that mgmt answered to with this map. mgmt's word counts even when its map is older (it
+    /// was restored from a backup), unless ours has changed since the question.
+    fn take_map(&self, new: ClusterMap, asked_with: Option<MapVersion>) {
         let taken = self.map.send_if_modified(|old| {
-            let newer = new.cluster == old.cluster && new.version > old.version;
-            if newer {
+            let differs = new.version > old.version || (asked_with == Some(old.version) && new.version != old.version);
+            let take = new.cluster == old.cluster && differs;
+            if take {
                 *old = Arc::new(new);
             }
-            newer
+            take
         });
         if taken {
             self.map_changed();
@@ -317,7 +324,7 @@ impl Cluster {
         let call = peer.call(&ctx, &request, Bytes::new());
         let (reply, _) = tokio::time::timeout(SUBSCRIBE_WAIT, call).await.map_err(|_| ErrorCode::Timeout)??;
         if let Some(map) = reply.map {
-            self.offer_map(map);
+            self.take_map(map, Some(known));
         }
         Ok(())
     }
