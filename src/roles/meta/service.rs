@@ -66,7 +66,7 @@ fn after(db: &mut dyn RowsMut, ctx: &CallContext, reply: Vec<u8>) -> Result<Vec<
 
 enum Step {
     Done(Vec<u8>),
-    Cut(InodeRecord, u64),
+    Cut(Box<InodeRecord>, u64),
 }
 
 impl MetaServer {
@@ -278,7 +278,7 @@ impl MetaServer {
                 return Ok(Step::Done(reply));
             }
             if let Some((inode, size)) = setattr::begin(db, env, &first)? {
-                return Ok(Step::Cut(inode, size));
+                return Ok(Step::Cut(Box::new(inode), size));
             }
             let reply = codec::encode(&setattr::apply(db, env, &first)?);
             Ok(Step::Done(after(db, &c, reply)?))
