@@ -71,7 +71,8 @@ impl CertificateAuthority {
         let mut params = CertificateParams::default();
         params.distinguished_name = common_name(&format!("beeswarm cluster {cluster}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+        params.key_usages =
+            vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
         params.subject_alt_names = vec![uri(&format!("beeswarm://{cluster}"))?];
         set_validity(&mut params, CA_DAYS)?;
         let cert = params.self_signed(&key).map_err(|e| bad(what, e))?;
@@ -121,7 +122,12 @@ impl CertificateAuthority {
     pub fn issue_self(&self, nodes: &[NodeId]) -> Result<Identity> {
         let key = KeyPair::generate().map_err(|e| bad("cannot make a key", e))?;
         let cert_pem = self.issue(&key, nodes, CERTIFICATE_DAYS)?;
-        Ok(Identity { cluster: self.cluster, ca_cert_pem: self.cert_pem.clone(), cert_pem, key_pem: key.serialize_pem() })
+        Ok(Identity {
+            cluster: self.cluster,
+            ca_cert_pem: self.cert_pem.clone(),
+            cert_pem,
+            key_pem: key.serialize_pem(),
+        })
     }
 
     fn issue(&self, key: &impl PublicKeyData, nodes: &[NodeId], valid_days: u32) -> Result<String> {
@@ -208,7 +214,10 @@ impl Identity {
         let (cluster, _) = parse_peer(&cert)?;
         let ca_cluster = cluster_of_ca(&cert_from_pem(&ca_cert_pem, "authority's certificate")?)?;
         if ca_cluster != cluster {
-            return Err(bad("node certificate", format!("is of cluster {cluster}, the authority of cluster {ca_cluster}")));
+            return Err(bad(
+                "node certificate",
+                format!("is of cluster {cluster}, the authority of cluster {ca_cluster}"),
+            ));
         }
         let key = KeyPair::from_pem(&key_pem).map_err(|e| bad("node key", e))?;
         if public_key_of(&cert)? != key.public_key_raw() {
@@ -319,7 +328,8 @@ pub fn parse_peer(cert_der: &[u8]) -> Result<(ClusterId, Vec<NodeId>)> {
     let mut nodes = Vec::new();
     for uri in uris_of(cert_der)? {
         let mut parts = uri.split('/');
-        let (Some(id), Some(role), Some(number), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+        let (Some(id), Some(role), Some(number), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
             return Err(bad(what, format!("'{uri}' is not of the form cluster/role/number")));
         };
         let id: ClusterId = id.parse().map_err(|e| bad(what, e))?;

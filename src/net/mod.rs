@@ -1,12 +1,17 @@
 //! Transport: QUIC with mutual TLS, framing, methods, messages.
+//!
+//! `identity` makes and reads certificates, `udp` is the socket under quinn, `endpoint` opens connections, `frame` is the
+//! layout on a stream, `rpc` turns frames into calls. Nothing here knows what a method does.
 
 pub mod cluster;
+pub mod endpoint;
 pub mod frame;
 pub mod identity;
 pub mod join;
 pub mod method;
 pub mod msg;
 pub mod rpc;
+pub mod udp;
 
 /// Why something of the transport could not be set up. Calls fail with an `ErrorCode` instead.
 #[derive(Debug, thiserror::Error)]
