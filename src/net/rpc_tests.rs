@@ -287,3 +287,27 @@ async fn an_absent_server_is_unreachable_at_once_the_second_time() {
     assert_eq!(echo(&peer).await, Err(ErrorCode::Unreachable));
     assert!(before.elapsed() < Duration::from_millis(150));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_server_is_noticed_before_the_idle_timeout() {
+    let ca = ca();
+    let identity = ca.issue_self(&[SERVER]).unwrap();
+    // A runtime that is torn down sends no farewell, like a killed process.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let addr = {
+        let identity = identity.clone();
+        runtime.spawn(async move { start_at(&identity, 0, false).addr }).await.unwrap()
+    };
+    let peer = peer(&ca, addr);
+    echo(&peer).await.unwrap();
+    tokio::task::spawn_blocking(move || runtime.shutdown_timeout(Duration::from_secs(2))).await.unwrap();
+    let server = start_at(&identity, addr.port(), false);
+    let before = Instant::now();
+    let mut last = echo(&peer).await;
+    while last.is_err() && before.elapsed() < Duration::from_secs(7) {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        last = echo(&peer).await;
+    }
+    assert!(last.is_ok() && before.elapsed() < Duration::from_secs(5), "{last:?} after {:?}", before.elapsed());
+    server.stop().await;
+}
