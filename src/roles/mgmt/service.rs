@@ -247,6 +247,8 @@ fn list(nodes: &[NodeId]) -> String {
 mod tests {
     use super::*;
     use crate::base::ids::{NodeNumber, Role};
+    use crate::net::endpoint::{Connection, Endpoint};
+    use crate::net::frame::CallContext;
     use crate::net::identity::{Identity, new_key_and_csr};
     use crate::net::join::JoinToken;
     use crate::net::msg::mgmt::WantedNode;
@@ -333,5 +335,61 @@ mod tests {
         assert_eq!(mgmt.join_hint().len(), 3);
         let map = mgmt.watch().borrow().clone();
         assert_eq!(map.cluster, mgmt.cluster());
+    }
+
+    async fn call<C: Call>(connection: &Connection, request: &C) -> Result<C::Reply, ErrorCode> {
+        let ctx = CallContext { deadline_ms: 5000, ..CallContext::default() };
+        connection.call_once(&ctx, request, Bytes::new()).await.map(|(reply, _)| reply)
+    }
+
+    #[tokio::test]
+    async fn node_joins_registers_and_is_removed_over_quic() {
+        let dir = tempfile::tempdir().unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let own = mgmt.issue_local(&[WantedNode { role: Role::Mgmt, number: None }], "m").unwrap();
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let server = Endpoint::bind(local, Arc::new(own.clone()), true).unwrap();
+        let (addr, cancel) = (server.local_addr().unwrap(), tokio_util::sync::CancellationToken::new());
+        let (endpoint, service, stop) = (server.clone(), Arc::clone(&mgmt), cancel.clone());
+        let task = tokio::spawn(async move { endpoint.serve(service, stop).await });
+
+        let token = token(&mgmt, None);
+        let (key, csr) = new_key_and_csr().unwrap();
+        let open = Endpoint::connect_pinned(addr, token.ca_fingerprint).await.unwrap();
+        let exporter = open.exporter(join::EXPORTER_LABEL).unwrap();
+        let stolen = request(&token, &[0; 32], Role::Storage, &csr);
+        assert_eq!(call(&open, &stolen).await.map(|_| ()), Err(ErrorCode::BadToken));
+        let reply = call(&open, &request(&token, &exporter, Role::Storage, &csr)).await.unwrap();
+        let me = reply.nodes[0];
+        let identity = Identity::new(reply.ca_pem, reply.cert_pem, key).unwrap();
+
+        let client = Endpoint::bind(local, Arc::new(identity), false).unwrap();
+        let connection = client.connect(addr, NodeId::new(Role::Mgmt, 1)).await.unwrap();
+        let register = |node| RegisterRequest {
+            nodes: vec![node],
+            name: "host".to_owned(),
+            addrs: vec![addr],
+            version: "0".to_owned(),
+            targets: vec![],
+        };
+        let other = NodeId::new(Role::Storage, 2);
+        assert_eq!(call(&connection, &register(other)).await.map(|_| ()), Err(ErrorCode::Forbidden));
+        let map = call(&connection, &register(me)).await.unwrap().map;
+        assert_eq!(map.node(me).map(|n| n.addrs.clone()), Some(vec![addr]));
+        let subscribe = |known| SubscribeRequest { nodes: vec![me], known, capacities: vec![] };
+        assert!(call(&connection, &subscribe(MapVersion(0))).await.unwrap().map.is_some(), "at once");
+        let nothing_new = subscribe(map.version);
+        let (waited, removed) = tokio::join!(call(&connection, &nothing_new), async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            mgmt.execute(Command::RemoveNode(me))
+        });
+        assert!(removed.is_ok());
+        assert_eq!(waited.unwrap().map.map(|m| m.revoked), Some(vec![me]));
+        let (_, csr) = new_key_and_csr().unwrap();
+        assert_eq!(call(&connection, &RenewRequest { csr_pem: csr }).await.map(|_| ()), Err(ErrorCode::Forbidden));
+        mgmt.shutdown().await;
+        assert_eq!(call(&connection, &register(me)).await.map(|_| ()), Err(ErrorCode::ShuttingDown));
+        cancel.cancel();
+        task.await.unwrap();
     }
 }
