@@ -157,7 +157,11 @@ impl Mgmt {
     }
 
     /// Cancel-safe: the report is taken at once, the rest only waits.
-    async fn subscription(self: Arc<Self>, request: SubscribeRequest, ctx: RequestContext) -> Result<Response, ErrorCode> {
+    async fn subscription(
+        self: Arc<Self>,
+        request: SubscribeRequest,
+        ctx: RequestContext,
+    ) -> Result<Response, ErrorCode> {
         let what = "report";
         speaks_for_itself(&request.nodes, &ctx).map_err(|r| log_refusal(what, &ctx, &r))?;
         let mut maps = self.watch();
