@@ -69,7 +69,7 @@ pub struct State {
 /// What may happen.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// mgmt starts to listen.
+    /// mgmt starts to listen, or listens again after it was stopped or its clock jumped.
     Start,
     /// A process asks for ids.
     Join {
@@ -590,7 +590,10 @@ impl State {
 
     fn tick(&mut self, now: u64) {
         let mut visible = false;
+        self.listening_since = self.listening_since.min(now);
         for node in &mut self.map.nodes {
+            // A clock set back must not make a node that is gone look alive until it has caught up.
+            node.last_seen_unix_seconds = node.last_seen_unix_seconds.min(now);
             let silence = now.saturating_sub(node.last_seen_unix_seconds.max(self.listening_since));
             let next = reachability_after(node.reachability, Heard::Silent(silence));
             visible |= next != node.reachability;
