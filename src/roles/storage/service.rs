@@ -360,7 +360,7 @@ impl StorageServer {
         if let Some(_passage) = disk.fence.try_pass(call.client_instance)
             && let Some(data) = disk.store.try_read_cached(key, offset, length)
         {
-            return Ok(Response::with_payload(&(), data.into()));
+            return Ok(Response::ok(&()).with_payload(data.into()));
         }
         let data = self
             .on_disk(call, target, Access::Read, "read", key, move |s| match s.read(key, offset, length) {
@@ -373,7 +373,7 @@ impl StorageServer {
                     tracing::error!(%target, ino = %key.ino, data_id = %key.data_id, offset, "a chunk file is missing");
                 }
             })?;
-        Ok(Response::with_payload(&(), data.into()))
+        Ok(Response::ok(&()).with_payload(data.into()))
     }
 
     async fn change_space(&self, call: &CallContext, r: ChangeSpaceRequest) -> Result<Response, ErrorCode> {

@@ -1,0 +1,245 @@
+//! What mgmt keeps on disk: `mgmt.redb` (the state, one record) and `ca/` (certificate and key of the authority).
+//!
+//! Order of a first start: the state without fingerprint, the authority, the state with its fingerprint. So an interrupted
+//! first start is told from a lost authority. Every `put` is durable on return; the first that fails fences the store.
+
+use super::state::State;
+use crate::base::codec;
+use crate::base::ids::ClusterId;
+use crate::base::start::StartError;
+use crate::net::identity::CertificateAuthority;
+use redb::{Database, Durability, ReadableDatabase, TableDefinition};
+use serde::{Deserialize, Serialize};
+use std::fmt::Display;
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+const TABLE: TableDefinition<&str, &[u8]> = TableDefinition::new("mgmt");
+const STATE_KEY: &str = "state";
+/// Of the record's layout; stands before it as four little-endian bytes.
+const STATE_FORMAT: u32 = 1;
+const DATABASE_FILE: &str = "mgmt.redb";
+const LOCK_FILE: &str = "lock";
+const CA_DIR: &str = "ca";
+const CA_CERT_FILE: &str = "cert.pem";
+const CA_KEY_FILE: &str = "key.pem";
+
+#[derive(Serialize, Deserialize)]
+struct StateRecord {
+    state: State,
+    /// None while the first start is not finished.
+    ca_fingerprint: Option<[u8; 32]>,
+}
+
+/// The open directory. Holds its lock.
+pub struct Store {
+    database: Database,
+    ca_fingerprint: [u8; 32],
+    fenced: bool,
+    _lock: File,
+}
+
+/// What `open` found or made.
+pub struct Opened {
+    /// For later changes.
+    pub store: Store,
+    /// The state as it was last put.
+    pub state: State,
+    /// The authority.
+    pub authority: CertificateAuthority,
+    /// Whether this start made the cluster.
+    pub created: bool,
+}
+
+impl Store {
+    /// Opens the directory; makes it, the cluster and its authority at the first start.
+    pub fn open(dir: &Path) -> Result<Opened, StartError> {
+        let fail = |why: &dyn Display, todo: &str| {
+            StartError::new(format!("cannot open the mgmt directory {}", dir.display()), why, todo)
+        };
+        let io = |e: std::io::Error| fail(&e, "check that the directory exists, is mounted and may be written");
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(io)?;
+        let open = || {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).mode(0o600);
+            options
+        };
+        let lock = open().open(dir.join(LOCK_FILE)).map_err(io)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(fail(&"another process uses it", "stop that process, or give this one a directory of its own"));
+            }
+            Err(TryLockError::Error(e)) => return Err(io(e)),
+        }
+        let ca_dir = dir.join(CA_DIR);
+        let had_ca = ca_dir.join(CA_CERT_FILE).exists();
+        if had_ca && !dir.join(DATABASE_FILE).exists() {
+            return Err(fail(
+                &"it holds a certificate authority but no mgmt.redb",
+                "restore mgmt.redb from a backup; a new one would be a new cluster",
+            ));
+        }
+        let database_file = open().open(dir.join(DATABASE_FILE)).map_err(io)?;
+        let restore = "restore the directory from a backup";
+        let database = redb::backends::FileBackend::new(database_file)
+            .and_then(|file| redb::Builder::new().create_with_backend(file))
+            .map_err(|e| fail(&e, restore))?;
+        let found = read(&database).map_err(|e| fail(&e, restore))?;
+        if let Some(StateRecord { state, ca_fingerprint: Some(fingerprint) }) = found {
+            let authority = read_authority(&ca_dir).map_err(|e| fail(&e, "restore the directory ca from a backup"))?;
+            if authority.fingerprint() != fingerprint {
+                let why = "the certificate authority in ca is not the one of this cluster";
+                return Err(fail(&why, "restore the directory ca from a backup"));
+            }
+            let store = Store { database, ca_fingerprint: fingerprint, fenced: false, _lock: lock };
+            return Ok(Opened { store, state, authority, created: false });
+        }
+        if found.is_none() && had_ca {
+            return Err(fail(&"it holds a certificate authority, but mgmt.redb is empty", restore));
+        }
+
+        let state = found.map_or_else(|| State::new(ClusterId::random()), |record| record.state);
+        let again = "free space or repair the disk, then start again";
+        let authority = CertificateAuthority::generate(state.map().cluster).map_err(|e| fail(&e, "start again"))?;
+        write(&database, &state, None).map_err(|e| fail(&e, again))?;
+        write_authority(&ca_dir, &authority).map_err(|e| fail(&e, again))?;
+        File::open(dir).and_then(|d| d.sync_all()).map_err(io)?;
+        let ca_fingerprint = authority.fingerprint();
+        write(&database, &state, Some(ca_fingerprint)).map_err(|e| fail(&e, again))?;
+        let store = Store { database, ca_fingerprint, fenced: false, _lock: lock };
+        Ok(Opened { store, state, authority, created: true })
+    }
+
+    /// Keeps the state; durable on return. After a failure every further call fails until the directory is reopened.
+    pub fn put(&mut self, state: &State) -> Result<(), String> {
+        if self.fenced {
+            return Err("an earlier write failed; restart mgmt after its disk has been repaired".to_owned());
+        }
+        write(&self.database, state, Some(self.ca_fingerprint)).inspect_err(|_| self.fenced = true)
+    }
+
+    /// Whether a write has failed.
+    pub fn is_fenced(&self) -> bool {
+        self.fenced
+    }
+}
+
+fn read(database: &Database) -> Result<Option<StateRecord>, String> {
+    let text = |e: redb::Error| e.to_string();
+    let transaction = database.begin_read().map_err(|e| text(e.into()))?;
+    let table = match transaction.open_table(TABLE) {
+        Ok(table) => table,
+        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(None),
+        Err(e) => return Err(text(e.into())),
+    };
+    let Some(bytes) = table.get(STATE_KEY).map_err(|e| text(e.into()))? else { return Ok(None) };
+    let Some((format, record)) = bytes.value().split_first_chunk::<4>() else {
+        return Err("the state in mgmt.redb is cut short".to_owned());
+    };
+    match u32::from_le_bytes(*format) {
+        STATE_FORMAT => codec::decode(record).map(Some).map_err(|e| e.to_string()),
+        other => Err(format!("mgmt.redb has format {other}; this version reads format {STATE_FORMAT}")),
+    }
+}
+
+fn write(database: &Database, state: &State, ca_fingerprint: Option<[u8; 32]>) -> Result<(), String> {
+    let record = StateRecord { state: state.clone(), ca_fingerprint };
+    let mut bytes = STATE_FORMAT.to_le_bytes().to_vec();
+    bytes.extend_from_slice(&codec::encode(&record));
+    let commit = || -> Result<(), redb::Error> {
+        let mut transaction = database.begin_write()?;
+        transaction.set_durability(Durability::Immediate)?;
+        transaction.set_quick_repair(true);
+        transaction.open_table(TABLE)?.insert(STATE_KEY, bytes.as_slice())?;
+        transaction.commit()?;
+        Ok(())
+    };
+    commit().map_err(|e| e.to_string())
+}
+
+fn read_authority(dir: &Path) -> Result<CertificateAuthority, String> {
+    let text = |name: &str| {
+        let path = dir.join(name);
+        std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))
+    };
+    CertificateAuthority::from_pem(&text(CA_CERT_FILE)?, &text(CA_KEY_FILE)?).map_err(|e| e.to_string())
+}
+
+fn write_authority(dir: &Path, authority: &CertificateAuthority) -> Result<(), std::io::Error> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    for (name, text) in [(CA_KEY_FILE, authority.key_pem()), (CA_CERT_FILE, authority.cert_pem())] {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(dir.join(name))?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+    }
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::state::Command;
+    use super::*;
+    use crate::base::ids::Role;
+
+    #[test]
+    fn reopen_gives_back_state_and_authority() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = Store::open(dir.path()).unwrap();
+        assert!(first.created);
+        let make = Command::MakeToken {
+            id: [1; 8],
+            secret: [2; 16],
+            roles: vec![Role::Client],
+            valid_seconds: None,
+            uses: Some(3),
+        };
+        first.state.apply(5, make).unwrap();
+        first.store.put(&first.state).unwrap();
+        let fingerprint = first.authority.fingerprint();
+        assert!(Store::open(dir.path()).is_err(), "locked");
+        drop(first.store);
+        let second = Store::open(dir.path()).unwrap();
+        assert!(!second.created);
+        assert_eq!(second.state, first.state);
+        assert_eq!(second.authority.fingerprint(), fingerprint);
+    }
+
+    #[test]
+    fn open_refuses_when_state_or_authority_is_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(Store::open(dir.path()).unwrap());
+        let database = dir.path().join(DATABASE_FILE);
+        let aside = dir.path().join("aside");
+        std::fs::rename(&database, &aside).unwrap();
+        assert!(Store::open(dir.path()).is_err_and(|e| e.why.contains("no mgmt.redb")));
+        File::create(&database).unwrap();
+        assert!(Store::open(dir.path()).is_err(), "empty database");
+        std::fs::rename(&aside, &database).unwrap();
+        std::fs::remove_file(dir.path().join(CA_DIR).join(CA_KEY_FILE)).unwrap();
+        assert!(Store::open(dir.path()).is_err_and(|e| e.todo.contains("ca")));
+    }
+
+    #[test]
+    fn open_finishes_an_interrupted_first_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Store::open(dir.path()).unwrap();
+        write(&first.store.database, &first.state, None).unwrap();
+        drop(first.store);
+        let second = Store::open(dir.path()).unwrap();
+        assert!(second.created);
+        assert_eq!(second.state.map().cluster, first.state.map().cluster);
+    }
+
+    #[test]
+    fn secrets_are_readable_by_the_owner_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        drop(Store::open(dir.path()).unwrap());
+        for name in [DATABASE_FILE, "ca/key.pem"] {
+            assert_eq!(std::fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
+        }
+    }
+}
