@@ -277,7 +277,8 @@ impl StorageServer {
                 let StatChunkRequest { target, key } = decode(body)?;
                 let reply = self
                     .on_disk(call, target, Access::Read, "stat", key, move |s| {
-                        let stat = s.stat(key).map(|st| StatChunkReply { size: st.size, allocated: st.allocated_bytes });
+                        let stat =
+                            s.stat(key).map(|st| StatChunkReply { size: st.size, allocated: st.allocated_bytes });
                         or_missing(stat, StatChunkReply::default())
                     })
                     .await?;
