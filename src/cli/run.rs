@@ -309,6 +309,8 @@ impl Running {
         let router = Router::new(config.roles.clone());
         let (serve_at, service, stop) = (endpoint.clone(), router.clone(), self.cancel.clone());
         self.serving = Some(tokio::spawn(async move { serve_at.serve(service, stop).await }));
+        // Before the first line that says something is up: the operator's commands work from then on.
+        self.leave_word(&dirs, &mgmt_addrs);
         if let Some(mgmt) = &self.mgmt {
             router.use_map(mgmt.watch());
             router.serve(Role::Mgmt, mgmt.clone());
@@ -385,7 +387,6 @@ impl Running {
             self.client = Some(Client::mount(cluster.clone(), mount, options).await?);
             say(&format!("{node} ({}) is up: mounted on {}", self.name, mount.display()));
         }
-        self.leave_word(&dirs, &mgmt_addrs);
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         self.is_up = true;
         Ok(())
