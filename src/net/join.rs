@@ -90,8 +90,7 @@ impl FromStr for JoinToken {
         if found != 2 * TOKEN_BYTES {
             return Err(TokenTextError::Length { found, expected: 2 * TOKEN_BYTES });
         }
-        let bytes: [u8; TOKEN_BYTES] =
-            unhex(middle).and_then(|v| v.try_into().ok()).ok_or(TokenTextError::Digit)?;
+        let bytes: [u8; TOKEN_BYTES] = unhex(middle).and_then(|v| v.try_into().ok()).ok_or(TokenTextError::Digit)?;
         if checksum.len() < 8 {
             return Err(TokenTextError::NoChecksum);
         }

@@ -26,6 +26,9 @@ use tokio_util::sync::CancellationToken;
 /// How long a token of `join_hint` is valid.
 const HINT_TOKEN_SECONDS: u64 = 24 * 3600;
 const TICK: Duration = Duration::from_secs(1);
+/// A tick so much later than the last by the wall clock tells of a clock that jumped or a machine that slept. Then nobody's
+/// silence counts before that tick, or the whole cluster would go offline at once.
+const TICK_GAP_SECONDS_MAX: u64 = 5;
 
 struct Inner {
     state: State,
@@ -124,7 +127,8 @@ impl Mgmt {
         };
         match self.make_token(&request) {
             Ok(token) => vec![
-                "To join storage servers and clients, put this line into a token file on each (valid for 24 hours):".to_owned(),
+                "To join storage servers and clients, put this line into a token file on each (valid for 24 hours):"
+                    .to_owned(),
                 format!("  {token}"),
                 "Whoever has it can join. Make others with: beeswarm cluster token".to_owned(),
             ],
@@ -211,14 +215,24 @@ fn log_transitions(old: &ClusterMap, new: &ClusterMap) {
 async fn tick(mgmt: Weak<Mgmt>, stop: CancellationToken) {
     let mut interval = tokio::time::interval(TICK);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut last = unix_seconds();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = interval.tick() => {}
         }
         let Some(mgmt) = mgmt.upgrade() else { return };
+        let now = unix_seconds();
+        let jumped = now.saturating_sub(last) > TICK_GAP_SECONDS_MAX;
+        if jumped {
+            tracing::warn!("mgmt's clock jumped by {} s, or it was stopped: silence counts from now", now - last);
+        }
+        last = now;
         // Its only failure is a fenced store, which has been logged.
-        let ticked = tokio::task::spawn_blocking(move || mgmt.execute(Command::Tick).is_ok()).await;
+        let ticked = tokio::task::spawn_blocking(move || {
+            (!jumped || mgmt.execute(Command::Start).is_ok()) && mgmt.execute(Command::Tick).is_ok()
+        })
+        .await;
         if !matches!(ticked, Ok(true)) {
             tracing::debug!("mgmt's clock stands still");
         }

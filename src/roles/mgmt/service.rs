@@ -5,27 +5,30 @@ use super::state::{Command, MemberKey, Outcome, Refused};
 use crate::base::codec;
 use crate::base::error::ErrorCode;
 use crate::base::ids::{MapVersion, NodeId};
+use crate::net::identity::CERTIFICATE_DAYS;
 use crate::net::join;
 use crate::net::msg::mgmt::{
     JoinReply, JoinRequest, RegisterReply, RegisterRequest, RemoveNodeRequest, RenewRequest, SubscribeReply,
     SubscribeRequest, TokenReply, TokenRequest,
 };
-use crate::net::rpc::{Call, RequestContext, Response, Service, ServiceFuture};
+use crate::net::rpc::{Call, RequestContext, Response, Service};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
+use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a subscription waits for a newer map. A fifth of the silence that makes a node probably offline.
 const SUBSCRIPTION_WAIT: Duration = Duration::from_secs(2);
-/// Certificates live so long and are renewed at a third.
-const CERTIFICATE_DAYS: u32 = 90;
 /// Largest signing request; ours have about 400 bytes.
 const CSR_BYTES_MAX: usize = 16 << 10;
 
+type Answer = Pin<Box<dyn Future<Output = Result<Response, ErrorCode>> + Send>>;
+
 impl Service for Mgmt {
-    fn handle(self: Arc<Self>, ctx: RequestContext, method: u16, body: Bytes, _payload: Bytes) -> ServiceFuture {
+    fn handle(self: Arc<Self>, ctx: RequestContext, method: u16, body: Bytes, _payload: Bytes) -> Answer {
         Box::pin(async move {
             if self.stop.is_cancelled() {
                 return Err(ErrorCode::ShuttingDown);
@@ -154,7 +157,11 @@ impl Mgmt {
     }
 
     /// Cancel-safe: the report is taken at once, the rest only waits.
-    async fn subscription(self: Arc<Self>, request: SubscribeRequest, ctx: RequestContext) -> Result<Response, ErrorCode> {
+    async fn subscription(
+        self: Arc<Self>,
+        request: SubscribeRequest,
+        ctx: RequestContext,
+    ) -> Result<Response, ErrorCode> {
         let what = "report";
         speaks_for_itself(&request.nodes, &ctx).map_err(|r| log_refusal(what, &ctx, &r))?;
         let mut maps = self.watch();
@@ -214,8 +221,11 @@ pub(super) fn key_of(csr_pem: &str) -> Result<MemberKey, Refused> {
     Ok(MemberKey::Fingerprint(fingerprint))
 }
 
-fn exporter(_ctx: &RequestContext) -> Result<[u8; 32], ErrorCode> {
-    Err(ErrorCode::NotReady)
+fn exporter(ctx: &RequestContext) -> Result<[u8; 32], ErrorCode> {
+    ctx.connection.exporter(join::EXPORTER_LABEL).map_err(|e| {
+        tracing::warn!("join refused: {} {e}", ctx.peer_addr);
+        ErrorCode::BadToken
+    })
 }
 
 fn parse<T: DeserializeOwned>(body: &[u8], ctx: &RequestContext) -> Result<T, ErrorCode> {
@@ -235,4 +245,155 @@ fn list(nodes: &[NodeId]) -> String {
         return "a peer without certificate".to_owned();
     }
     nodes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ids::{NodeNumber, Role};
+    use crate::net::endpoint::{Connection, Endpoint};
+    use crate::net::frame::CallContext;
+    use crate::net::identity::{Identity, new_key_and_csr};
+    use crate::net::join::JoinToken;
+    use crate::net::msg::mgmt::WantedNode;
+
+    fn request(token: &JoinToken, exporter: &[u8; 32], role: Role, csr_pem: &str) -> JoinRequest {
+        JoinRequest {
+            token_id: token.id,
+            proof: join::proof(&token.secret, exporter, csr_pem),
+            csr_pem: csr_pem.to_owned(),
+            nodes: vec![WantedNode { role, number: None }],
+            name: "host".to_owned(),
+        }
+    }
+
+    fn token(mgmt: &Mgmt, uses: Option<u32>) -> JoinToken {
+        let request = TokenRequest { roles: vec![Role::Storage], valid_seconds: None, uses };
+        mgmt.make_token(&request).unwrap().parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn join_with_the_right_proof_gets_a_certificate_and_survives_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        assert!(mgmt.created());
+        let token = token(&mgmt, Some(1));
+        assert_eq!(token.ca_fingerprint, mgmt.ca_fingerprint());
+        let (key, csr) = new_key_and_csr().unwrap();
+        let exporter = [5; 32];
+        let reply = mgmt.join(&request(&token, &exporter, Role::Storage, &csr), &exporter).unwrap();
+        assert_eq!(reply.nodes, vec![NodeId::new(Role::Storage, 1)]);
+        let identity = Identity::new(reply.ca_pem, reply.cert_pem, key).unwrap();
+        assert_eq!((identity.cluster, identity.nodes()), (mgmt.cluster(), reply.nodes));
+        mgmt.shutdown().await;
+        let cluster = mgmt.cluster();
+        drop(mgmt);
+        let mgmt = reopen(dir.path()).await;
+        assert!(!mgmt.created() && mgmt.cluster() == cluster);
+        let (_, other) = new_key_and_csr().unwrap();
+        let again = mgmt.join(&request(&token, &exporter, Role::Storage, &csr), &exporter).unwrap();
+        assert_eq!(again.nodes, vec![NodeId::new(Role::Storage, 1)], "same key, same number");
+        let refused = mgmt.join(&request(&token, &exporter, Role::Storage, &other), &exporter);
+        assert_eq!(refused.map(|r| r.nodes).map_err(|r| r.code), Err(ErrorCode::BadToken), "used up");
+    }
+
+    /// A tick in flight may hold the old one for a moment.
+    async fn reopen(dir: &std::path::Path) -> Arc<Mgmt> {
+        for _ in 0..100 {
+            if let Ok(mgmt) = Mgmt::open(dir, "m") {
+                return mgmt;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("the directory stays locked");
+    }
+
+    #[tokio::test]
+    async fn join_with_a_wrong_proof_is_refused_and_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let token = token(&mgmt, None);
+        let (_, csr) = new_key_and_csr().unwrap();
+        let good = request(&token, &[5; 32], Role::Storage, &csr);
+        let code = |request: &JoinRequest, exporter| mgmt.join(request, &exporter).map(|_| ()).map_err(|r| r.code);
+        assert_eq!(code(&good, [6; 32]), Err(ErrorCode::BadToken), "another connection");
+        assert_eq!(code(&JoinRequest { token_id: [0; 8], ..good.clone() }, [5; 32]), Err(ErrorCode::BadToken));
+        assert_eq!(code(&JoinRequest { proof: [0; 32], ..good.clone() }, [5; 32]), Err(ErrorCode::BadToken));
+        let meta = request(&token, &[5; 32], Role::Meta, &csr);
+        assert_eq!(code(&meta, [5; 32]), Err(ErrorCode::BadToken), "not admitted by this token");
+        let garbage = request(&token, &[5; 32], Role::Storage, "garbage");
+        assert_eq!(code(&garbage, [5; 32]), Err(ErrorCode::Invalid));
+        assert!(mgmt.lock().state.member(NodeId::new(Role::Storage, 1)).is_none());
+        assert_eq!(code(&good, [5; 32]), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn issue_local_gives_the_same_numbers_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let wanted = [Role::Mgmt, Role::Meta, Role::Storage].map(|role| WantedNode { role, number: None });
+        let first = mgmt.issue_local(&wanted, "host").unwrap();
+        assert_eq!(first.nodes(), mgmt.issue_local(&wanted, "host").unwrap().nodes());
+        let taken = [WantedNode { role: Role::Meta, number: Some(NodeNumber(2)) }];
+        assert!(mgmt.issue_local(&taken, "host").is_err_and(|e| e.why.contains("one metadata server")));
+        assert_eq!(mgmt.join_hint().len(), 3);
+        let map = mgmt.watch().borrow().clone();
+        assert_eq!(map.cluster, mgmt.cluster());
+    }
+
+    async fn call<C: Call>(connection: &Connection, request: &C) -> Result<C::Reply, ErrorCode> {
+        let ctx = CallContext { deadline_ms: 5000, ..CallContext::default() };
+        connection.call_once(&ctx, request, Bytes::new()).await.map(|(reply, _)| reply)
+    }
+
+    #[tokio::test]
+    async fn node_joins_registers_and_is_removed_over_quic() {
+        let dir = tempfile::tempdir().unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let own = mgmt.issue_local(&[WantedNode { role: Role::Mgmt, number: None }], "m").unwrap();
+        let local = SocketAddr::from(([127, 0, 0, 1], 0));
+        let server = Endpoint::bind(local, Arc::new(own.clone()), true).unwrap();
+        let (addr, cancel) = (server.local_addr().unwrap(), tokio_util::sync::CancellationToken::new());
+        let (endpoint, service, stop) = (server.clone(), Arc::clone(&mgmt), cancel.clone());
+        let task = tokio::spawn(async move { endpoint.serve(service, stop).await });
+
+        let token = token(&mgmt, None);
+        let (key, csr) = new_key_and_csr().unwrap();
+        let open = Endpoint::connect_pinned(addr, token.ca_fingerprint).await.unwrap();
+        let exporter = open.exporter(join::EXPORTER_LABEL).unwrap();
+        let stolen = request(&token, &[0; 32], Role::Storage, &csr);
+        assert_eq!(call(&open, &stolen).await.map(|_| ()), Err(ErrorCode::BadToken));
+        let reply = call(&open, &request(&token, &exporter, Role::Storage, &csr)).await.unwrap();
+        let me = reply.nodes[0];
+        let identity = Identity::new(reply.ca_pem, reply.cert_pem, key).unwrap();
+
+        let client = Endpoint::bind(local, Arc::new(identity), false).unwrap();
+        let connection = client.connect(addr, NodeId::new(Role::Mgmt, 1)).await.unwrap();
+        let register = |node| RegisterRequest {
+            nodes: vec![node],
+            name: "host".to_owned(),
+            addrs: vec![addr],
+            version: "0".to_owned(),
+            targets: vec![],
+        };
+        let other = NodeId::new(Role::Storage, 2);
+        assert_eq!(call(&connection, &register(other)).await.map(|_| ()), Err(ErrorCode::Forbidden));
+        let map = call(&connection, &register(me)).await.unwrap().map;
+        assert_eq!(map.node(me).map(|n| n.addrs.clone()), Some(vec![addr]));
+        let subscribe = |known| SubscribeRequest { nodes: vec![me], known, capacities: vec![] };
+        assert!(call(&connection, &subscribe(MapVersion(0))).await.unwrap().map.is_some(), "at once");
+        let nothing_new = subscribe(map.version);
+        let (waited, removed) = tokio::join!(call(&connection, &nothing_new), async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            mgmt.execute(Command::RemoveNode(me))
+        });
+        assert!(removed.is_ok());
+        assert_eq!(waited.unwrap().map.map(|m| m.revoked), Some(vec![me]));
+        let (_, csr) = new_key_and_csr().unwrap();
+        assert_eq!(call(&connection, &RenewRequest { csr_pem: csr }).await.map(|_| ()), Err(ErrorCode::Forbidden));
+        mgmt.shutdown().await;
+        assert_eq!(call(&connection, &register(me)).await.map(|_| ()), Err(ErrorCode::ShuttingDown));
+        cancel.cancel();
+        task.await.unwrap();
+    }
 }

@@ -69,7 +69,7 @@ pub struct State {
 /// What may happen.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// mgmt starts to listen.
+    /// mgmt starts to listen, or listens again after it was stopped or its clock jumped.
     Start,
     /// A process asks for ids.
     Join {
@@ -271,18 +271,14 @@ impl State {
             if again && used_up {
                 judged.uses_left = None;
             }
-            judged
-                .admits(now, roles.into_iter())
-                .map_err(|reason| Refused { code: ErrorCode::BadToken, reason })?;
+            judged.admits(now, roles.into_iter()).map_err(|reason| Refused { code: ErrorCode::BadToken, reason })?;
             if !again {
                 record.uses_left = record.uses_left.map(|n| n.saturating_sub(1));
             }
         }
         let mut visible = false;
         for id in &nodes {
-            self.members
-                .entry(*id)
-                .or_insert_with(|| Member { name: name.clone(), key, joined_unix_seconds: now });
+            self.members.entry(*id).or_insert_with(|| Member { name: name.clone(), key, joined_unix_seconds: now });
             let before = self.map.revoked.len();
             self.map.revoked.retain(|r| r != id);
             visible |= self.map.revoked.len() != before;
@@ -387,7 +383,10 @@ impl State {
             && let Some(holder) = self.map.shard_primary(0)
             && holder != *id
         {
-            return refuse(ErrorCode::Conflict, format!("this version serves one metadata server, and that is {holder}"));
+            return refuse(
+                ErrorCode::Conflict,
+                format!("this version serves one metadata server, and that is {holder}"),
+            );
         }
 
         let mut visible = false;
@@ -519,7 +518,10 @@ impl State {
         match self.map.targets.iter().find(|t| target.fresh && t.node == node && t.path == target.path) {
             Some(known) => refuse(
                 ErrorCode::Conflict,
-                format!("{} of {node} is empty but was target {}: its disk is probably not mounted", known.path, known.id),
+                format!(
+                    "{} of {node} is empty but was target {}: its disk is probably not mounted",
+                    known.path, known.id
+                ),
             ),
             None => Ok(()),
         }
@@ -588,7 +590,10 @@ impl State {
 
     fn tick(&mut self, now: u64) {
         let mut visible = false;
+        self.listening_since = self.listening_since.min(now);
         for node in &mut self.map.nodes {
+            // A clock set back must not make a node that is gone look alive until it has caught up.
+            node.last_seen_unix_seconds = node.last_seen_unix_seconds.min(now);
             let silence = now.saturating_sub(node.last_seen_unix_seconds.max(self.listening_since));
             let next = reachability_after(node.reachability, Heard::Silent(silence));
             visible |= next != node.reachability;
@@ -777,7 +782,11 @@ mod tests {
         assert_eq!(joined(&mut s, client(None, "bad\nname", KEY)), Err(ErrorCode::Invalid));
         s.apply(0, Command::RemoveNode(NodeId::new(Role::Client, 1))).unwrap();
         assert_eq!(s.map().revoked, vec![NodeId::new(Role::Client, 1)]);
-        assert_eq!(joined(&mut s, client(None, "c", MemberKey::Fingerprint([9; 32]))), Ok(3), "removed ones are not reused");
+        assert_eq!(
+            joined(&mut s, client(None, "c", MemberKey::Fingerprint([9; 32]))),
+            Ok(3),
+            "removed ones are not reused"
+        );
         assert_eq!(joined(&mut s, client(Some(1), "a", OTHER_KEY)), Ok(1), "unless asked for");
         assert!(s.map().revoked.is_empty());
     }
@@ -834,7 +843,13 @@ mod tests {
         assert!(s.member(NodeId::new(Role::Client, 3)).is_none());
         s.apply(110, Command::Tick).unwrap();
         assert!(s.token(&[1; 8]).is_none() && s.token(&[2; 8]).is_some());
-        let admin = Command::MakeToken { id: [5; 8], secret: [5; 16], roles: vec![Role::Admin], valid_seconds: None, uses: None };
+        let admin = Command::MakeToken {
+            id: [5; 8],
+            secret: [5; 16],
+            roles: vec![Role::Admin],
+            valid_seconds: None,
+            uses: None,
+        };
         assert_eq!(s.apply(0, admin).map_err(|r| r.code), Err(ErrorCode::Invalid));
     }
 
@@ -933,7 +948,10 @@ mod tests {
         s.apply(0, Command::Renew { nodes: vec![id], key: OTHER_KEY }).unwrap();
         assert_eq!(s.member(id).unwrap().key, OTHER_KEY);
         s.apply(0, Command::RemoveNode(id)).unwrap();
-        assert_eq!(s.apply(0, Command::Renew { nodes: vec![id], key: KEY }).map_err(|r| r.code), Err(ErrorCode::Forbidden));
+        assert_eq!(
+            s.apply(0, Command::Renew { nodes: vec![id], key: KEY }).map_err(|r| r.code),
+            Err(ErrorCode::Forbidden)
+        );
     }
 
     #[test]

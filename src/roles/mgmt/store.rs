@@ -70,7 +70,10 @@ impl Store {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(fail(&"another process uses it", "stop that process, or give this one a directory of its own"));
+                return Err(fail(
+                    &"another process uses it",
+                    "stop that process, or give this one a directory of its own",
+                ));
             }
             Err(TryLockError::Error(e)) => return Err(io(e)),
         }
