@@ -6,7 +6,7 @@ use std::collections::{HashSet, VecDeque};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 /// Remembered clients; beyond, the oldest are forgotten (an instance is one mount, its session is long gone).
 pub const FENCED_CLIENTS_MAX: usize = 16_384;
@@ -70,6 +70,16 @@ impl Fence {
         (!list.known.contains(&client)).then_some(Passage(list))
     }
 
+    /// Like `pass`, without waiting: None also while a fence is being set.
+    pub fn try_pass(&self, client: ClientInstance) -> Option<Passage<'_>> {
+        let list = match self.list.try_read() {
+            Ok(list) => list,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        (!list.known.contains(&client)).then_some(Passage(list))
+    }
+
     /// Fences clients: waits for their requests at work, durable when it returns. May be repeated.
     pub fn add(&self, clients: &[ClientInstance]) -> io::Result<()> {
         let mut behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,6 +123,26 @@ mod tests {
         fence.add(&many).unwrap();
         assert!(fence.pass(a).is_some());
         assert_eq!(Fence::open(dir.path()).unwrap().list.into_inner().unwrap().order.len(), FENCED_CLIENTS_MAX);
+    }
+
+    #[test]
+    fn a_fence_waits_for_requests_at_work() {
+        let dir = tempfile::tempdir().unwrap();
+        let fence = Fence::open(dir.path()).unwrap();
+        let client = ClientInstance::random();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let at_work = fence.pass(client).unwrap();
+            let setting = scope.spawn(|| {
+                fence.add(&[client]).unwrap();
+                assert!(done.load(std::sync::atomic::Ordering::SeqCst));
+            });
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            done.store(true, std::sync::atomic::Ordering::SeqCst);
+            drop(at_work);
+            setting.join().unwrap();
+        });
+        assert!(fence.try_pass(client).is_none());
     }
 
     #[test]
