@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 /// Rows of one pass; also the most keys of one request.
 const BATCH: usize = 512;
 const IDLE: Duration = Duration::from_secs(5);
+const GATHER: Duration = Duration::from_millis(200);
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 const BACKOFF_MAX: Duration = Duration::from_secs(60);
 
@@ -29,7 +30,8 @@ pub(super) async fn run(server: Arc<MetaServer>) {
     loop {
         tokio::select! {
             () = server.cancel.cancelled() => return,
-            () = server.purge_wake.notified() => {}
+            // A moment for more to come: each pass costs a sync.
+            () = server.purge_wake.notified() => tokio::time::sleep(GATHER).await,
             () = tokio::time::sleep(if backoff.0.is_empty() { IDLE } else { BACKOFF_FIRST }) => {}
         }
         if let Err(e) = pass(&server, &mut backoff).await

@@ -185,7 +185,13 @@ impl InodeRecord {
     }
 
     /// Header for a chunk file of one stripe index.
-    pub fn chunk_header(&self, ino: InodeId, fs_id: ClusterId, pattern: &StripePattern, index: u16) -> ChunkHeaderRecord {
+    pub fn chunk_header(
+        &self,
+        ino: InodeId,
+        fs_id: ClusterId,
+        pattern: &StripePattern,
+        index: u16,
+    ) -> ChunkHeaderRecord {
         ChunkHeaderRecord {
             version: 1,
             fs_id,
@@ -302,7 +308,15 @@ pub trait Record: Serialize + DeserializeOwned {
 
 macro_rules! records { ($($t:ty),*) => { $(impl Record for $t { fn version(&self) -> u16 { self.version } })* } }
 records!(
-    InodeRecord, DentryRecord, OpensRecord, SessionRecord, DedupeRecord, OrphanRecord, PurgeRecord, CutRecord, FenceRecord
+    InodeRecord,
+    DentryRecord,
+    OpensRecord,
+    SessionRecord,
+    DedupeRecord,
+    OrphanRecord,
+    PurgeRecord,
+    CutRecord,
+    FenceRecord
 );
 
 /// Decodes a row; damage is logged and `Corrupt`.
@@ -310,7 +324,11 @@ pub fn decode<T: Record>(bytes: &[u8]) -> Result<T, ErrorCode> {
     match codec::decode::<T>(bytes) {
         Ok(r) if r.version() == RECORD_VERSION => Ok(r),
         Ok(r) => {
-            tracing::error!(version = r.version(), kind = std::any::type_name::<T>(), "meta store: unknown record version");
+            tracing::error!(
+                version = r.version(),
+                kind = std::any::type_name::<T>(),
+                "meta store: unknown record version"
+            );
             Err(ErrorCode::Corrupt)
         }
         Err(e) => {

@@ -99,7 +99,7 @@ impl MetaServer {
         for target in fence.targets {
             sent.spawn(self.access.fence(FenceRequest { target, clients: vec![client] }));
         }
-        all(sent).await?;
+        self.all(sent).await?;
         self.commit_own(move |db, _| db.delete(Table::Intents, &records::fence_key(client))).await?;
         for ino in fence.inodes {
             self.trim(ino).await?;
@@ -174,14 +174,20 @@ impl MetaServer {
                 change: SpaceChange::Truncate(pattern.local_size(size, index)),
             }));
         }
-        all(sent).await
+        self.all(sent).await
     }
-}
 
-async fn all(mut sent: JoinSet<Result<(), ErrorCode>>) -> Result<(), ErrorCode> {
-    let mut result = Ok(());
-    while let Some(answer) = sent.join_next().await {
-        result = result.and(answer.unwrap_or(Err(ErrorCode::Internal)));
+    /// Waits for all answers, but not longer than the server runs: what is not confirmed is redone at the next start.
+    async fn all(&self, mut sent: JoinSet<Result<(), ErrorCode>>) -> Result<(), ErrorCode> {
+        let mut result = Ok(());
+        loop {
+            tokio::select! {
+                () = self.cancel.cancelled() => return Err(ErrorCode::ShuttingDown),
+                answer = sent.join_next() => match answer {
+                    Some(answer) => result = result.and(answer.unwrap_or(Err(ErrorCode::Internal))),
+                    None => return result,
+                },
+            }
+        }
     }
-    result
 }

@@ -15,7 +15,7 @@ use crate::base::ids::{ClientInstance, InodeId};
 use crate::limits;
 use crate::net::frame::CallContext;
 use crate::net::msg::meta::*;
-use crate::net::rpc::{Call, RequestContext, Response, Service, HandleFuture};
+use crate::net::rpc::{Call, HandleFuture, RequestContext, Response, Service};
 use bytes::Bytes;
 use serde::Serialize;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ fn after(db: &mut dyn RowsMut, ctx: &CallContext, reply: Vec<u8>) -> Result<Vec<
 
 enum Step {
     Done(Vec<u8>),
-    Cut(InodeRecord, u64),
+    Cut(Box<InodeRecord>, u64),
 }
 
 impl MetaServer {
@@ -221,8 +221,8 @@ impl MetaServer {
         if ctx.client_instance == ClientInstance::default() {
             return Err(ErrorCode::BadMessage);
         }
-        let epoch =
-            self.commit(LogContext::default(), self.env(ctx.client_instance)?, move |db, env| session::open(db, env, &r));
+        let epoch = self
+            .commit(LogContext::default(), self.env(ctx.client_instance)?, move |db, env| session::open(db, env, &r));
         let session_epoch = epoch.await?;
         // A session whose loss would let orphans go is durable before it is used.
         self.store.sync().await.map_err(|_| ErrorCode::DiskFailed)?;
@@ -240,9 +240,8 @@ impl MetaServer {
         if !mode.write {
             return Ok(());
         }
-        let unsure = |db: &dyn Rows| {
-            db::inode(db, ino).is_ok_and(|i| i.flags & FLAG_TAIL_UNSURE != 0 && i.open_for_write == 0)
-        };
+        let unsure =
+            |db: &dyn Rows| db::inode(db, ino).is_ok_and(|i| i.flags & FLAG_TAIL_UNSURE != 0 && i.open_for_write == 0);
         if !self.read(unsure) {
             return Ok(());
         }
@@ -279,7 +278,7 @@ impl MetaServer {
                 return Ok(Step::Done(reply));
             }
             if let Some((inode, size)) = setattr::begin(db, env, &first)? {
-                return Ok(Step::Cut(inode, size));
+                return Ok(Step::Cut(Box::new(inode), size));
             }
             let reply = codec::encode(&setattr::apply(db, env, &first)?);
             Ok(Step::Done(after(db, &c, reply)?))

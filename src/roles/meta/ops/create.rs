@@ -19,8 +19,7 @@ pub fn create(db: &mut dyn RowsMut, env: &Env, r: &CreateRequest) -> Result<Open
             _ => open::open(db, env, &OpenRequest { ino: entry.ino, cred: r.cred.clone(), open: r.open }),
         };
     }
-    let new =
-        NewInode { parent: r.parent, name: &r.name, cred: &r.cred, kind: FileKind::Regular, mode: r.mode };
+    let new = NewInode { parent: r.parent, name: &r.name, cred: &r.cred, kind: FileKind::Regular, mode: r.mode };
     let (ino, mut record) = add_inode(db, env, dir, &new, |_| Ok(()))?;
     // The mode of a file just made does not bind its maker.
     open::register(db, env.client, ino, &mut record, r.open.write)?;

@@ -1,9 +1,7 @@
 //! Sessions.
 
 use super::super::db::{self, Env, RowsMut};
-use super::super::records::{
-    self, FLAG_MAY_HAVE_CHUNKS, FenceRecord, OpensRecord, RECORD_VERSION, SessionRecord,
-};
+use super::super::records::{self, FLAG_MAY_HAVE_CHUNKS, FenceRecord, OpensRecord, RECORD_VERSION, SessionRecord};
 use super::super::store::Table;
 use super::close;
 use crate::base::error::ErrorCode;

@@ -8,9 +8,7 @@ use crate::base::ids::InodeId;
 use crate::fs::attr::{Credential, FileKind};
 use crate::fs::perm;
 use crate::limits;
-use crate::net::msg::meta::{
-    GetXattrRequest, ListXattrRequest, RemoveXattrRequest, SetXattrRequest, XattrReply,
-};
+use crate::net::msg::meta::{GetXattrRequest, ListXattrRequest, RemoveXattrRequest, SetXattrRequest, XattrReply};
 
 const NAME_BYTES_MAX: usize = 255;
 
