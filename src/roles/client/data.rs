@@ -171,7 +171,7 @@ impl Data {
     pub async fn write(self: &Arc<Self>, ctx: &CallContext, file: &Arc<DataFile>, offset: u64, data: &Bytes) -> Result<Vec<(u16, TargetId, u64)>, ErrorCode> {
         let parts = plan(&file.layout.pattern, offset, data.len());
         join(parts.into_iter().map(|part| {
-            let (this, file, ctx) = (self.clone(), file.clone(), ctx.clone());
+            let (this, file, ctx) = (self.clone(), file.clone(), *ctx);
             let payload = data.slice(part.buffer_offset..part.buffer_offset + part.len);
             async move {
                 let request = WriteChunkRequest {
@@ -194,7 +194,7 @@ impl Data {
             .filter(|p| has_data(file.layout.targets_with_data, p.stripe_index))
             .collect();
         let answers = join(parts.into_iter().map(|part| {
-            let (this, file, ctx) = (self.clone(), file.clone(), ctx.clone());
+            let (this, file, ctx) = (self.clone(), file.clone(), *ctx);
             async move {
                 let request = ReadChunkRequest {
                     target: part.target,
@@ -226,7 +226,7 @@ impl Data {
     /// Makes the chunk files of these stripes durable; answers their verifiers. Stripes may be of older data ids.
     pub async fn sync(self: &Arc<Self>, ctx: &CallContext, which: Vec<(ChunkKey, u16, TargetId)>) -> Result<Vec<(ChunkKey, u16, u64)>, ErrorCode> {
         join(which.into_iter().map(|(key, index, target)| {
-            let (this, ctx) = (self.clone(), ctx.clone());
+            let (this, ctx) = (self.clone(), *ctx);
             async move {
                 let request = SyncChunkRequest { target, key };
                 let (reply, _) = this.cluster.call(this.node_of(target)?, &ctx, &request, Bytes::new(), this.wait).await?;
@@ -238,7 +238,7 @@ impl Data {
     /// Orders a change of space on each of these stripes.
     pub async fn change_space(self: &Arc<Self>, ctx: &CallContext, file: &Arc<DataFile>, changes: Vec<(u16, TargetId, SpaceChange)>) -> Result<Vec<(u16, TargetId, u64)>, ErrorCode> {
         join(changes.into_iter().map(|(index, target, change)| {
-            let (this, file, ctx) = (self.clone(), file.clone(), ctx.clone());
+            let (this, file, ctx) = (self.clone(), file.clone(), *ctx);
             async move {
                 let request = ChangeSpaceRequest {
                     target,

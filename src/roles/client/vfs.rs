@@ -159,10 +159,10 @@ impl Vfs {
         let cut = request.size.is_some();
         request.by_handle = cut && fh.and_then(|fh| self.handles.file(fh).ok()).is_some_and(|f| f.write);
         let result = self.meta.mutate(&request).await;
-        if cut || request.uid.is_some() || request.gid.is_some() {
-            if let Some(inode) = self.handles.inode(request.ino) {
-                inode.forget_layout();
-            }
+        if (cut || request.uid.is_some() || request.gid.is_some())
+            && let Some(inode) = self.handles.inode(request.ino)
+        {
+            inode.forget_layout();
         }
         Ok(result?.attr)
     }
