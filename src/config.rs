@@ -205,7 +205,7 @@ impl Config {
                 Ok(role) => Ok(role),
             })?
         };
-        let mount: Option<PathBuf> = from.one("mount", |w| absolute(w))?;
+        let mount: Option<PathBuf> = from.one("mount", absolute)?;
         if all && mount.is_some() {
             roles.push(Role::Client);
         }
@@ -237,7 +237,7 @@ impl Config {
                 Ok(n @ 1..=64) => Ok(n),
                 _ => Err(format!("'{w}' is not a number from 1 to 64")),
             })?,
-            join_token_file: from.one("join-token-file", |w| absolute(w))?,
+            join_token_file: from.one("join-token-file", absolute)?,
             log_level: from.one("log-level", |w| Ok(w.to_owned()))?.unwrap_or_else(|| "info".into()),
             call_timeout: from
                 .one("call-timeout", |w| positive(w).map(|n| Duration::from_secs(u64::from(n))))?

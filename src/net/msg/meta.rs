@@ -245,6 +245,8 @@ pub struct WrittenRequest {
     pub ino: InodeId,
     /// Under which data.
     pub data_id: DataId,
+    /// Under which data epoch. `Stale` if a truncation came between: the bytes may have been cut, write again.
+    pub data_epoch: u64,
     /// End of the written range; the size becomes at least this. 0: only the times change.
     pub end: u64,
     /// Stripe indexes that hold data now.

@@ -30,6 +30,8 @@ pub type Unsynced = HashMap<(DataId, u16), (TargetId, BTreeSet<u64>)>;
 pub struct WrittenBatch {
     /// Under which data.
     pub data_id: DataId,
+    /// Under which data epoch: a truncation between the write and its report refuses the report.
+    pub data_epoch: u64,
     /// Largest end.
     pub end: u64,
     /// All stripe indexes.
@@ -53,20 +55,27 @@ impl WrittenQueue {
     /// Adds a report, to the last batch if that is of the same data.
     pub fn push(
         &mut self,
-        data_id: DataId,
+        (data_id, data_epoch): (DataId, u64),
         end: u64,
         mask: u64,
         clear_suid: bool,
         waiter: oneshot::Sender<Result<Attributes, ErrorCode>>,
     ) {
         match self.batches.back_mut() {
-            Some(b) if b.data_id == data_id => {
+            Some(b) if (b.data_id, b.data_epoch) == (data_id, data_epoch) => {
                 b.end = b.end.max(end);
                 b.mask |= mask;
                 b.clear_suid |= clear_suid;
                 b.waiters.push(waiter);
             }
-            _ => self.batches.push_back(WrittenBatch { data_id, end, mask, clear_suid, waiters: vec![waiter] }),
+            _ => self.batches.push_back(WrittenBatch {
+                data_id,
+                data_epoch,
+                end,
+                mask,
+                clear_suid,
+                waiters: vec![waiter],
+            }),
         }
     }
 }
@@ -311,9 +320,9 @@ mod tests {
     fn waiting_reports_of_one_data_id_become_one() {
         let mut q = WrittenQueue::default();
         let tx = || oneshot::channel().0;
-        q.push(DataId(1), 10, 1, false, tx());
-        q.push(DataId(1), 5, 2, true, tx());
-        q.push(DataId(2), 7, 4, false, tx());
+        q.push((DataId(1), 1), 10, 1, false, tx());
+        q.push((DataId(1), 1), 5, 2, true, tx());
+        q.push((DataId(2), 1), 7, 4, false, tx());
         assert_eq!(q.batches.len(), 2);
         let b = &q.batches[0];
         assert_eq!((b.end, b.mask, b.clear_suid, b.waiters.len()), (10, 3, true, 2));

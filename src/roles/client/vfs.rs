@@ -21,6 +21,9 @@ use std::sync::{Arc, Mutex, atomic::Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
+/// How long a stat of the root may wait for the meta server before it is answered from memory: umount must not hang.
+const ROOT_PATIENCE: Duration = Duration::from_secs(2);
+
 /// How often an operation is tried again because the data was truncated under it.
 const STALE_RETRIES_MAX: usize = 16;
 /// Entries handed to one readdir answer.
@@ -144,9 +147,24 @@ impl Vfs {
         {
             return Ok(known);
         }
-        let attr = self.meta.ask(&GetAttrRequest { ino }).await?.attr;
-        *lock(&self.root) = Some(attr.clone());
-        Ok(attr)
+        let request = GetAttrRequest { ino };
+        let asked = self.meta.ask(&request);
+        tokio::pin!(asked);
+        loop {
+            tokio::select! {
+                reply = &mut asked => {
+                    let attr = reply?.attr;
+                    *lock(&self.root) = Some(attr.clone());
+                    return Ok(attr);
+                }
+                // It may have been asked on a connection whose other end is gone without a word.
+                () = tokio::time::sleep(ROOT_PATIENCE) => {
+                    if let Some(known) = lock(&self.root).clone() {
+                        return Ok(known);
+                    }
+                }
+            }
+        }
     }
 
     /// chmod, chown, utimens, truncate.
@@ -356,14 +374,14 @@ impl Vfs {
             mask |= data::mask_of(index);
         }
         let end = at + u64::try_from(data.len()).map_err(|_| ErrorCode::Invalid)?;
-        self.report(&handle.inode, file.layout.data_id, end, mask, clear_suid).await
+        self.report(&handle.inode, (file.layout.data_id, file.layout.data_epoch), end, mask, clear_suid).await
     }
 
     /// Tells the meta server of written bytes; returns when it knows. One report per file is in flight.
     async fn report(
         self: &Arc<Self>,
         inode: &Arc<OpenInode>,
-        data_id: DataId,
+        data: (DataId, u64),
         end: u64,
         mask: u64,
         clear_suid: bool,
@@ -371,7 +389,7 @@ impl Vfs {
         let (tx, rx) = oneshot::channel();
         let start = {
             let mut queue = lock(&inode.written);
-            queue.push(data_id, end, mask, clear_suid, tx);
+            queue.push(data, end, mask, clear_suid, tx);
             !std::mem::replace(&mut queue.running, true)
         };
         if start {
@@ -394,6 +412,7 @@ impl Vfs {
             let request = WrittenRequest {
                 ino: inode.ino,
                 data_id: batch.data_id,
+                data_epoch: batch.data_epoch,
                 end: batch.end,
                 targets_with_data: batch.mask,
                 clear_suid: batch.clear_suid,
@@ -586,7 +605,7 @@ impl Vfs {
                     handle.inode.wrote(file.layout.data_id, index, target, verifier);
                     mask |= data::mask_of(index);
                 }
-                self.report(&handle.inode, file.layout.data_id, grown, mask, clear_suid).await
+                self.report(&handle.inode, (file.layout.data_id, file.layout.data_epoch), grown, mask, clear_suid).await
             };
             match result.await {
                 Err(ErrorCode::Stale) => {}

@@ -160,7 +160,14 @@ impl Rig {
     }
     async fn write(&self, ino: InodeId, end: u64) {
         let layout = self.call(LayoutRequest { ino }).await.unwrap().layout;
-        let r = WrittenRequest { ino, data_id: layout.data_id, end, targets_with_data: 3, clear_suid: false };
+        let r = WrittenRequest {
+            ino,
+            data_id: layout.data_id,
+            data_epoch: layout.data_epoch,
+            end,
+            targets_with_data: 3,
+            clear_suid: false,
+        };
         self.call(r).await.unwrap();
     }
     async fn chmod(&self, ino: InodeId, mode: u32, cred: Credential) -> Result<u32, ErrorCode> {
@@ -313,7 +320,7 @@ async fn truncation_cuts_the_targets_and_is_redone() {
     let old = t.call(LayoutRequest { ino: f }).await.unwrap().layout.data_id;
     assert_eq!(t.truncate(f, 0, root()).await.unwrap().size, 0);
     assert_eq!(t.queue().await, 1);
-    let r = WrittenRequest { ino: f, data_id: old, end: 5, targets_with_data: 1, clear_suid: false };
+    let r = WrittenRequest { ino: f, data_id: old, data_epoch: 0, end: 5, targets_with_data: 1, clear_suid: false };
     assert_eq!(t.call(r).await.err(), Some(ErrorCode::Stale));
 }
 

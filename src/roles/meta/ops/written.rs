@@ -13,7 +13,8 @@ pub fn written(db: &mut dyn RowsMut, env: &Env, r: &WrittenRequest) -> Result<At
     if inode.kind != FileKind::Regular {
         return Err(ErrorCode::Invalid);
     }
-    if inode.data_id != r.data_id {
+    // A truncation has cut what was written: growing the size again would show zeros instead of the bytes.
+    if inode.data_id != r.data_id || inode.data_epoch != r.data_epoch {
         return Err(ErrorCode::Stale);
     }
     if r.end > limits::FILE_BYTES_MAX {
