@@ -18,6 +18,7 @@ run: build
 # Unit tests, then tests on real mounts with real processes (root and /dev/fuse needed).
 test:
 	$(CARGO) test --locked --lib --bins
+	$(CARGO) test --locked --test mount --test faults -- --test-threads=1
 
 check:
 	$(CARGO) fmt --check

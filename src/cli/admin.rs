@@ -29,8 +29,8 @@ pub async fn carry_out(command: Command) -> Result<Answer, StartError> {
         Command::Node(NodeCommand::List { role, details, common }) => list_nodes(&common, role, details).await,
         Command::Target(TargetCommand::List { common }) => list_targets(&common).await,
         Command::Health(HealthCommand::Check { common }) => check(&common).await,
-        Command::Health(HealthCommand::Capacity { common }) => capacity(&common).await,
-        Command::Health(HealthCommand::Network { common }) => network(&common).await,
+        Command::Health(HealthCommand::Capacity { common }) | Command::Df { common } => capacity(&common).await,
+        Command::Health(HealthCommand::Network { common }) | Command::Net { common } => network(&common).await,
         Command::Cluster(ClusterCommand::Token { roles, valid, uses, common }) => {
             token(&common, roles, valid, uses).await
         }

@@ -113,6 +113,16 @@ enum Command {
     /// Is everything well?
     #[command(subcommand)]
     Health(HealthCommand),
+    /// Room on the targets: short for `health capacity`
+    Df {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Which address of each server answers from here, and how fast: short for `health network`
+    Net {
+        #[command(flatten)]
+        common: Common,
+    },
     /// How files and directories are striped
     #[command(subcommand)]
     Entry(EntryCommand),
@@ -335,8 +345,12 @@ mod tests {
 
     #[test]
     fn aliases_parse() {
-        for line in [["beeswarm", "health", "df"], ["beeswarm", "health", "net"], ["beeswarm", "node", "list"]] {
-            assert!(Cli::try_parse_from(line).is_ok_and(|cli| cli.command.is_some()), "{line:?}");
+        for line in [["beeswarm", "health", "df"], ["beeswarm", "health", "net"], ["beeswarm", "node", "list"]]
+            .map(Vec::from)
+            .into_iter()
+            .chain([vec!["beeswarm", "df"], vec!["beeswarm", "net"]])
+        {
+            assert!(Cli::try_parse_from(&line).is_ok_and(|cli| cli.command.is_some()), "{line:?}");
         }
     }
 }
