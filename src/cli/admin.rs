@@ -184,8 +184,8 @@ async fn list_targets(common: &Common) -> Result<Answer, StartError> {
 
 async fn capacity(common: &Common) -> Result<Answer, StartError> {
     let map = Session::open(common)?.map().await?;
-    let total: u64 = map.targets.iter().map(|t| t.total_bytes).fold(0, u64::saturating_add);
-    let free: u64 = map.targets.iter().map(|t| t.free_bytes).fold(0, u64::saturating_add);
+    let volume = map.space(|_| true);
+    let (total, free) = (volume.total_bytes, volume.free_bytes);
     if common.json {
         print_json(&json!({ "total_bytes": total, "free_bytes": free, "targets": map.targets }))?;
         return Ok(Answer::Yes);

@@ -352,6 +352,7 @@ impl Running {
             targets: announce(&targets, &config)?,
         };
         let target_ids = self.register(&cluster, request, &targets).await?;
+        cluster.follow();
 
         // Roles.
         let id_of = |role: Role| nodes.iter().find(|n| n.role == role).copied();
@@ -640,6 +641,7 @@ fn announce(dirs: &[StateDir], config: &Config) -> Result<Vec<AnnouncedTarget>, 
             id: known.or(chosen),
             uuid: TargetUuid(dir.uuid),
             path: dir.path.to_string_lossy().into_owned(),
+            device: room.device,
             total_bytes: room.total_bytes,
             free_bytes: room.free_bytes,
             total_inodes: room.total_inodes,
@@ -651,15 +653,18 @@ fn announce(dirs: &[StateDir], config: &Config) -> Result<Vec<AnnouncedTarget>, 
 }
 
 fn room(path: &Path) -> Result<TargetCapacity, StartError> {
-    let stat = rustix::fs::statvfs(path).map_err(|e| {
+    let failed = |e| {
         StartError::new(
             format!("read the free space of {}", path.display()),
             std::io::Error::from(e),
             "Check the disk (dmesg) and the mount.",
         )
-    })?;
+    };
+    let stat = rustix::fs::statvfs(path).map_err(failed)?;
+    let device = rustix::fs::stat(path).map_err(failed)?.st_dev;
     Ok(TargetCapacity {
         id: TargetId(0),
+        device,
         total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
         free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
         total_inodes: stat.f_files,

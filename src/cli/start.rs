@@ -24,7 +24,9 @@ pub fn abort_on_panic() {
 
 /// The log goes to stderr; the journal adds the time itself.
 pub fn init_log(level: &str) -> Result<(), StartError> {
-    let filter = EnvFilter::try_new(level).map_err(|e| {
+    // fuser warns of each second unmount; what matters of it the client role says itself.
+    let quiet = if level.contains('=') { level.to_owned() } else { format!("{level},fuser=error") };
+    let filter = EnvFilter::try_new(quiet).map_err(|e| {
         StartError::new(format!("use log level '{level}'"), e, "Use error, warn, info, debug or trace.")
     })?;
     let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr()) && std::env::var_os("NO_COLOR").is_none();

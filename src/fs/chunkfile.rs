@@ -149,6 +149,8 @@ pub struct ChunkStat {
 /// Space of a target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChunkSpace {
+    /// Device number of the file system (st_dev).
+    pub device: u64,
     /// Size in bytes.
     pub total_bytes: u64,
     /// Free bytes.
@@ -557,7 +559,9 @@ impl ChunkStore {
     /// Space of the target.
     pub fn statfs(&self) -> Result<ChunkSpace, ChunkError> {
         let s = rustix::fs::statvfs(&self.dir).map_err(|e| fail(&self.dir, 0, e))?;
+        let device = rustix::fs::stat(&self.dir).map_err(|e| fail(&self.dir, 0, e))?.st_dev;
         Ok(ChunkSpace {
+            device,
             total_bytes: s.f_blocks.saturating_mul(s.f_frsize),
             free_bytes: s.f_bfree.saturating_mul(s.f_frsize),
             available_bytes: s.f_bavail.saturating_mul(s.f_frsize),

@@ -3,6 +3,7 @@
 use super::placement::CapacityPool;
 use crate::base::ids::{ClusterId, MapVersion, NodeId, TargetId, TargetUuid};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 /// Can it be reached? (First axis of a state, as in BeeGFS.)
@@ -61,6 +62,8 @@ pub struct TargetEntry {
     pub reachability: Reachability,
     /// State.
     pub consistency: Consistency,
+    /// Device number of the file system under it (st_dev): targets of a node with the same one share its room.
+    pub device: u64,
     /// Size of the file system under it.
     pub total_bytes: u64,
     /// Free to beeswarm.
@@ -101,7 +104,35 @@ pub struct ClusterMap {
     pub revoked: Vec<NodeId>,
 }
 
+/// Room on a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VolumeSpace {
+    /// Bytes.
+    pub total_bytes: u64,
+    /// Bytes.
+    pub free_bytes: u64,
+    /// Inodes.
+    pub total_inodes: u64,
+    /// Inodes.
+    pub free_inodes: u64,
+}
+
 impl ClusterMap {
+    /// Room on the targets for which `counts` holds. Targets of a node that lie on one file system count once.
+    pub fn space(&self, counts: impl Fn(&TargetEntry) -> bool) -> VolumeSpace {
+        let mut seen = BTreeSet::new();
+        let mut sum = VolumeSpace::default();
+        for t in self.targets.iter().filter(|t| counts(t)) {
+            if seen.insert((t.node, t.device)) {
+                sum.total_bytes = sum.total_bytes.saturating_add(t.total_bytes);
+                sum.free_bytes = sum.free_bytes.saturating_add(t.free_bytes);
+                sum.total_inodes = sum.total_inodes.saturating_add(t.total_inodes);
+                sum.free_inodes = sum.free_inodes.saturating_add(t.free_inodes);
+            }
+        }
+        sum
+    }
+
     /// A node by id.
     pub fn node(&self, id: NodeId) -> Option<&NodeEntry> {
         self.nodes.iter().find(|n| n.id == id)
@@ -115,5 +146,40 @@ impl ClusterMap {
     /// The meta node that serves a shard.
     pub fn shard_primary(&self, shard: u16) -> Option<NodeId> {
         self.shards.iter().find(|s| s.shard == shard).map(|s| s.primary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ids::Role;
+
+    #[test]
+    fn a_file_system_under_several_targets_counts_once() {
+        let target = |id: u32, node: u32, device: u64, reachability| TargetEntry {
+            id: TargetId(id),
+            uuid: TargetUuid::random(),
+            node: NodeId::new(Role::Storage, node),
+            path: String::new(),
+            reachability,
+            consistency: Consistency::Good,
+            device,
+            total_bytes: 100,
+            free_bytes: 40,
+            total_inodes: 10,
+            free_inodes: 5,
+            pool: CapacityPool::Normal,
+        };
+        let targets = vec![
+            target(1, 1, 7, Reachability::Online),
+            target(2, 1, 7, Reachability::Online),
+            target(3, 1, 8, Reachability::Offline),
+            target(4, 2, 7, Reachability::Online),
+        ];
+        let map = ClusterMap { targets, ..ClusterMap::default() };
+        assert_eq!(map.space(|_| true).total_bytes, 300);
+        let online = map.space(|t| t.reachability == Reachability::Online);
+        let expected = VolumeSpace { total_bytes: 200, free_bytes: 80, total_inodes: 20, free_inodes: 10 };
+        assert_eq!(online, expected);
     }
 }

@@ -68,7 +68,7 @@ struct MapRecord {
 }
 
 impl Cluster {
-    /// Starts with `initial` and keeps it fresh from mgmt until `cancel`. No mgmt address: the map stays as it is.
+    /// Starts with `initial`, which stays until `follow` or `offer_map`.
     /// `map_file` receives each new map. A process with a client role connects to all meta and storage nodes at once.
     /// Must be called within the runtime.
     pub fn start(
@@ -93,11 +93,17 @@ impl Cluster {
         });
         cluster.map_changed();
         cluster.save_map();
-        if !cluster.mgmt.is_empty() {
-            let task = cluster.clone();
+        cluster
+    }
+
+    /// Keeps the map fresh from mgmt, and reports this process as alive, until `cancel` of `start`. To be called once,
+    /// after registration: mgmt takes reports of registered nodes only. No mgmt address: the map stays as it is.
+    /// Must be called within the runtime.
+    pub fn follow(self: &Arc<Self>) {
+        if !self.mgmt.is_empty() {
+            let task = self.clone();
             tokio::spawn(async move { task.subscribe().await });
         }
-        cluster
     }
 
     /// The map that a file of an earlier run holds. None: there is no file.

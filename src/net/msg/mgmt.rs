@@ -58,6 +58,8 @@ pub struct AnnouncedTarget {
     pub uuid: TargetUuid,
     /// Directory.
     pub path: String,
+    /// Device number of the file system under it (st_dev): targets of a node with the same one share its room.
+    pub device: u64,
     /// Size of the file system under it.
     pub total_bytes: u64,
     /// Free to beeswarm.
@@ -110,6 +112,8 @@ pub struct SubscribeRequest {
 pub struct TargetCapacity {
     /// Which.
     pub id: TargetId,
+    /// Device number of the file system under it (st_dev): targets of a node with the same one share its room.
+    pub device: u64,
     /// Size of the file system under it.
     pub total_bytes: u64,
     /// Free to beeswarm.

@@ -9,7 +9,7 @@ use crate::base::{
 };
 use crate::fs::attr::{Attributes, Credential, FileKind};
 use crate::fs::chunkfile::ChunkKey;
-use crate::fs::map::Reachability;
+use crate::fs::map::{Reachability, VolumeSpace};
 use crate::fs::name::FileName;
 use crate::limits;
 use crate::net::cluster::Cluster;
@@ -66,19 +66,6 @@ pub struct DirItem {
     pub offset: u64,
     /// If asked for.
     pub attr: Option<Attributes>,
-}
-
-/// What statfs shows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct VolumeSpace {
-    /// Bytes.
-    pub total_bytes: u64,
-    /// Bytes.
-    pub free_bytes: u64,
-    /// Inodes.
-    pub total_inodes: u64,
-    /// Inodes.
-    pub free_inodes: u64,
 }
 
 /// What fallocate does.
@@ -558,15 +545,7 @@ impl Vfs {
 
     /// Space of the targets that are online.
     pub fn statfs(&self) -> VolumeSpace {
-        let map = self.cluster.map();
-        map.targets.iter().filter(|t| t.reachability == Reachability::Online).fold(VolumeSpace::default(), |s, t| {
-            VolumeSpace {
-                total_bytes: s.total_bytes.saturating_add(t.total_bytes),
-                free_bytes: s.free_bytes.saturating_add(t.free_bytes),
-                total_inodes: s.total_inodes.saturating_add(t.total_inodes),
-                free_inodes: s.free_inodes.saturating_add(t.free_inodes),
-            }
-        })
+        self.cluster.map().space(|t| t.reachability == Reachability::Online)
     }
 
     /// fallocate.

@@ -41,6 +41,7 @@ impl TargetAccess for Fake {
             path: String::new(),
             reachability: if n == 9 { Reachability::Offline } else { Reachability::Online },
             consistency: Consistency::Good,
+            device: u64::from(n),
             total_bytes: 1 << 40,
             free_bytes: 1 << 39,
             total_inodes: 1 << 20,

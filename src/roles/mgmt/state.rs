@@ -537,6 +537,7 @@ impl State {
             path: target.path.clone(),
             reachability: Reachability::Online,
             consistency: Consistency::Good,
+            device: target.device,
             total_bytes: target.total_bytes,
             free_bytes,
             total_inodes: target.total_inodes,
@@ -693,10 +694,12 @@ fn take_capacity(target: &mut TargetEntry, new: &TargetCapacity) -> bool {
     let differs = |a: u64, b: u64, total: u64| a.abs_diff(b) > total / CAPACITY_STEP_DIVISOR;
     let visible = pool != target.pool
         || consistency != target.consistency
+        || new.device != target.device
         || new.total_bytes != target.total_bytes
         || differs(free_bytes, target.free_bytes, new.total_bytes)
         || differs(free_inodes, target.free_inodes, new.total_inodes);
     if visible {
+        target.device = new.device;
         target.total_bytes = new.total_bytes;
         target.free_bytes = free_bytes;
         target.total_inodes = new.total_inodes;
@@ -736,6 +739,7 @@ mod tests {
             id: id.map(TargetId),
             uuid,
             path: path.to_owned(),
+            device: 1,
             total_bytes: TIB,
             free_bytes: TIB,
             total_inodes: 1000,
@@ -765,7 +769,7 @@ mod tests {
 
     fn capacity(id: u32, free_bytes: u64, failed: bool) -> TargetCapacity {
         let (total_bytes, total_inodes, free_inodes) = (TIB, 1000, 1000);
-        TargetCapacity { id: TargetId(id), total_bytes, free_bytes, total_inodes, free_inodes, failed }
+        TargetCapacity { id: TargetId(id), device: 1, total_bytes, free_bytes, total_inodes, free_inodes, failed }
     }
 
     #[test]

@@ -212,6 +212,7 @@ impl StorageServer {
             .map(|t| {
                 let mut capacity = TargetCapacity {
                     id: t.disk.id,
+                    device: 0,
                     total_bytes: 0,
                     free_bytes: 0,
                     total_inodes: 0,
@@ -220,6 +221,7 @@ impl StorageServer {
                 };
                 match t.disk.store.statfs() {
                     Ok(space) => {
+                        capacity.device = space.device;
                         capacity.total_bytes = space.total_bytes;
                         capacity.free_bytes = space.available_bytes;
                         capacity.total_inodes = space.files_total;
