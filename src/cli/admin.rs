@@ -48,6 +48,14 @@ struct Session {
 }
 
 impl Session {
+    /// Does `work` on a session with mgmt, then says farewell: a server that stops would wait for a caller that is gone.
+    async fn with<T>(common: &Common, work: impl AsyncFnOnce(&Self) -> Result<T, StartError>) -> Result<T, StartError> {
+        let session = Self::open(common)?;
+        let result = work(&session).await;
+        session.endpoint.close().await;
+        result
+    }
+
     fn open(common: &Common) -> Result<Self, StartError> {
         let (shown, dir) = discover::find(common)?;
         let addrs = start::lookup(&shown)?;
@@ -136,7 +144,7 @@ fn addrs(node: &NodeEntry) -> String {
 }
 
 async fn list_nodes(common: &Common, role: Option<Role>, details: bool) -> Result<Answer, StartError> {
-    let map = Session::open(common)?.map().await?;
+    let map = Session::with(common, async |s| s.map().await).await?;
     let nodes: Vec<&NodeEntry> = map.nodes.iter().filter(|n| role.is_none_or(|role| n.id.role == role)).collect();
     if common.json {
         print_json(&nodes)?;
@@ -162,7 +170,7 @@ async fn list_nodes(common: &Common, role: Option<Role>, details: bool) -> Resul
 }
 
 async fn list_targets(common: &Common) -> Result<Answer, StartError> {
-    let map = Session::open(common)?.map().await?;
+    let map = Session::with(common, async |s| s.map().await).await?;
     if common.json {
         print_json(&map.targets)?;
         return Ok(Answer::Yes);
@@ -183,7 +191,7 @@ async fn list_targets(common: &Common) -> Result<Answer, StartError> {
 }
 
 async fn capacity(common: &Common) -> Result<Answer, StartError> {
-    let map = Session::open(common)?.map().await?;
+    let map = Session::with(common, async |s| s.map().await).await?;
     let volume = map.space(|_| true);
     let (total, free) = (volume.total_bytes, volume.free_bytes);
     if common.json {
@@ -251,10 +259,9 @@ fn troubles(map: &ClusterMap) -> Vec<String> {
 }
 
 async fn check(common: &Common) -> Result<Answer, StartError> {
-    let session = Session::open(common)?;
-    let map = session.map().await?;
+    let (map, probes) = probe_all(common).await?;
     let mut found = troubles(&map);
-    for probe in probe_all(&session, &map).await {
+    for probe in probes {
         if probe.online && !probe.paths.iter().any(|p| p.answer.is_ok()) {
             let why = probe
                 .paths
@@ -298,7 +305,16 @@ struct Probe {
 }
 
 /// Tries every address of every server, all nodes at once.
-async fn probe_all(session: &Session, map: &ClusterMap) -> Vec<Probe> {
+async fn probe_all(common: &Common) -> Result<(ClusterMap, Vec<Probe>), StartError> {
+    Session::with(common, async |session| {
+        let map = session.map().await?;
+        let probes = probe_nodes(session, &map).await;
+        Ok((map, probes))
+    })
+    .await
+}
+
+async fn probe_nodes(session: &Session, map: &ClusterMap) -> Vec<Probe> {
     let mut tasks = Vec::new();
     for node in map.nodes.iter().filter(|n| n.id.role != Role::Client).cloned() {
         let endpoint = session.endpoint.clone();
@@ -329,12 +345,11 @@ async fn probe_all(session: &Session, map: &ClusterMap) -> Vec<Probe> {
 }
 
 async fn network(common: &Common) -> Result<Answer, StartError> {
-    let session = Session::open(common)?;
-    let map = session.map().await?;
+    let (_, probes) = probe_all(common).await?;
     let mut rows = Vec::new();
     let mut values = Vec::new();
     let mut all_reached = true;
-    for probe in probe_all(&session, &map).await {
+    for probe in probes {
         // Callers try the addresses in order: the first that answers is the one in use.
         let used = probe.paths.iter().position(|p| p.answer.is_ok());
         all_reached &= used.is_some();
@@ -384,9 +399,8 @@ async fn token(
             "Use --roles with meta, storage and client.",
         ));
     }
-    let session = Session::open(common)?;
     let request = TokenRequest { roles, valid_seconds, uses };
-    let reply = session.ask("get a join token", &request).await?;
+    let reply = Session::with(common, async |s| s.ask("get a join token", &request).await).await?;
     if common.json {
         print_json(&json!({ "token": reply.token }))?;
     } else {

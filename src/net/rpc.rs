@@ -27,6 +27,9 @@ use tokio_util::task::TaskTracker;
 
 pub use super::frame::CallContext;
 
+/// How long a stopping server waits until the caller has its last answers; one that was killed never says so.
+const DELIVERY_WAIT: Duration = Duration::from_secs(1);
+
 /// How long a stopping server waits for the calls in flight.
 const DRAIN_WAIT: Duration = Duration::from_secs(5);
 /// Calls fail at once for this long after a failed attempt to connect.
@@ -279,7 +282,7 @@ async fn write_replies(mut send: quinn::SendStream, mut queue: mpsc::UnboundedRe
     }
     // A close would throw away what is not delivered yet.
     if send.finish().is_ok() {
-        let _ = tokio::time::timeout(DRAIN_WAIT, send.stopped()).await;
+        let _ = tokio::time::timeout(DELIVERY_WAIT, send.stopped()).await;
     }
 }
 
