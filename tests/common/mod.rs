@@ -24,16 +24,33 @@ pub struct Daemon {
 impl Daemon {
     /// Starts `beeswarm` with these arguments, output to `log`.
     pub fn start(args: &[&str], log: &Path, run_dir: &Path) -> Daemon {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_beeswarm"));
+        command.args(args).env("BEESWARM_RUN_DIR", run_dir);
+        Daemon::spawn(&mut command, log)
+    }
+
+    /// Starts this command, output to `log`.
+    pub fn spawn(command: &mut Command, log: &Path) -> Daemon {
         let out = File::options().create(true).append(true).open(log).expect("log file");
-        let child = Command::new(env!("CARGO_BIN_EXE_beeswarm"))
-            .args(args)
-            .env("BEESWARM_RUN_DIR", run_dir)
+        let child = command
             .stdin(Stdio::null())
             .stdout(out.try_clone().expect("clone"))
             .stderr(out)
             .spawn()
             .expect("start beeswarm");
         Daemon { child, log: log.to_path_buf() }
+    }
+
+    /// Waits until it says that it is up.
+    pub fn wait_up(&mut self) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !self.output().contains("is up:") {
+            if let Some(code) = self.ended() {
+                panic!("ended with {code}:\n{}", self.output());
+            }
+            assert!(Instant::now() < end, "not up after 30 s:\n{}", self.output());
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// kill -9.
@@ -327,15 +344,7 @@ impl Separate {
 
     /// Waits until it says that it is up.
     pub fn wait_up(&mut self, which: usize) {
-        let end = Instant::now() + Duration::from_secs(30);
-        let daemon = self.daemons[which].as_mut().expect("started");
-        while !daemon.output().contains("is up") {
-            if let Some(code) = daemon.ended() {
-                panic!("ended with {code}:\n{}", daemon.output());
-            }
-            assert!(Instant::now() < end, "not up after 30 s:\n{}", daemon.output());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        self.daemons[which].as_mut().expect("started").wait_up();
     }
 
     /// kill -9, then start again.
