@@ -32,6 +32,8 @@ pub const READDIR_ENTRIES_MAX: usize = 1000;
 pub const SESSION_SLOTS_MAX: u32 = 256;
 /// Calls in flight per connection, before the caller waits.
 pub const CALLS_IN_FLIGHT_MAX: usize = 1024;
+/// Most addresses of one process.
+pub const ADDRS_PER_NODE_MAX: usize = 64;
 /// UDP port of mgmt (BeeGFS's).
 pub const PORT_MGMT: u16 = 9008;
 /// UDP port of meta (BeeGFS's).

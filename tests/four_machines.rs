@@ -63,9 +63,12 @@ impl Lab {
              ip -n {switch} link set port{n} master br0 up
              ip -n {net} address add 10.77.0.{n}/24 dev eth0
              ip -n {net} link set eth0 up
-             ip -n {net} link set lo up
-             ip -n {net} route add default via 10.77.0.254"
+             ip -n {net} link set lo up"
         ));
+        // A closed laboratory network: mgmt's machine, for one, has no way out.
+        if n > 1 {
+            host(&format!("ip -n {net} route add default via 10.77.0.254"));
+        }
         let dir = self.dir.path().display();
         let mut script = format!("hostname imaging-0{n}; mount --bind {dir}/hosts /etc/hosts\n");
         script += &format!("mount --bind {dir}/bin /usr/local/bin\n");

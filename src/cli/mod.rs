@@ -1,6 +1,6 @@
 //! The command line: what the words mean, and which part carries them out.
 //!
-//! Exit codes: 0 yes, 1 the answer is no (`health check` found trouble, or a start failed), 2 the command could not be
+//! Exit codes: 0 yes, 1 the answer is no (`health check` or `health network` found trouble, or a start failed), 2 the command could not be
 //! carried out.
 
 mod admin;
@@ -65,7 +65,8 @@ struct RunArgs {
     /// Configuration file (TOML)
     #[arg(short, long, value_name = "FILE")]
     conf: Option<PathBuf>,
-    /// Address and UDP port to listen on [default: all addresses; mgmt 9008, meta 9005, storage 9003]
+    /// Address and UDP port to listen on [default: all IPv4 addresses (--role all: 127.0.0.1), port of the first role:
+    /// mgmt 9008, meta 9005, storage 9003]
     #[arg(long, value_name = "ADDR[:PORT]")]
     listen: Option<String>,
     /// Where the client mounts the file system

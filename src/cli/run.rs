@@ -17,7 +17,7 @@ use crate::net::msg::mgmt::{
     AnnouncedTarget, RegisterReply, RegisterRequest, TargetCapacity, TokenRequest, WantedNode,
 };
 use crate::net::router::Router;
-use crate::roles::client::{Client, MountOptions};
+use crate::roles::client::{self, Client, MountOptions};
 use crate::roles::meta::MetaServer;
 use crate::roles::mgmt::Mgmt;
 use crate::roles::storage::{OpenTarget, StorageServer};
@@ -260,6 +260,10 @@ impl Running {
     async fn start(&mut self) -> Result<(), StartError> {
         let config = self.config.clone();
         let dirs = Dirs::of(&config);
+        let mount_point = match &config.mount {
+            Some(at) => Some(client::prepare(at).await?),
+            None => None,
+        };
         prepare_dirs(&config, &dirs)?;
         let mut meta_dir = if config.has(Role::Meta) { Some(StateDir::take(&dirs.meta, Role::Meta)?) } else { None };
         let mut targets = Vec::new();
@@ -342,8 +346,7 @@ impl Running {
         ));
 
         // Registration.
-        let addrs =
-            if config.roles == [Role::Client] { Vec::new() } else { start::announced(&config, bound, &mgmt_addrs) };
+        let addrs = if config.roles == [Role::Client] { Vec::new() } else { start::announced(bound, &mgmt_addrs) };
         let request = RegisterRequest {
             nodes: nodes.clone(),
             name: self.name.clone(),
@@ -379,14 +382,15 @@ impl Running {
             say(&format!("{node} ({}) is up: {}, state {}", self.name, list(&addrs), dir.path.display()));
         }
         self.locks.extend(meta_dir);
-        if let (Some(node), Some(mount)) = (id_of(Role::Client), config.mount.as_deref()) {
+        if let (Some(node), Some(mount)) = (id_of(Role::Client), mount_point) {
             let options = MountOptions {
                 wait: config.call_timeout,
                 read_only: config.read_only,
                 allow_other: rustix::process::geteuid().is_root(),
             };
+            let shown = mount.display().to_string();
             self.client = Some(Client::mount(cluster.clone(), mount, options).await?);
-            say(&format!("{node} ({}) is up: mounted on {}", self.name, mount.display()));
+            say(&format!("{node} ({}) is up: mounted on {shown}", self.name));
         }
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         self.is_up = true;

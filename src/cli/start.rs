@@ -1,9 +1,9 @@
 //! What surrounds a start: the log, the panic hook, signals, addresses.
 
 use crate::base::start::StartError;
-use crate::config::{Config, with_port};
+use crate::config::with_port;
 use crate::limits;
-use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use tracing_subscriber::EnvFilter;
 
 /// A panic ends the process: a role whose invariants are broken must not go on serving.
@@ -49,35 +49,42 @@ pub fn lookup(host: &str) -> Result<Vec<SocketAddr>, StartError> {
 }
 
 /// The address of this host that packets to `to` would leave from. Nothing is sent.
-fn source_towards(to: SocketAddr) -> Option<std::net::IpAddr> {
-    let any: SocketAddr = if to.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { "[::]:0".parse().ok()? };
-    let socket = UdpSocket::bind(any).ok()?;
+fn source_towards(to: SocketAddr) -> Option<IpAddr> {
+    let any = if to.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect(to).ok()?;
     Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified())
 }
 
-/// Addresses to announce: the one listened on if it is a particular one; else the address of the default route, and the
-/// one that faces mgmt; loopback last, and only when mgmt is reached over it.
-pub fn announced(config: &Config, bound: SocketAddr, mgmt: &[SocketAddr]) -> Vec<SocketAddr> {
+/// Addresses to announce to the other nodes: the one listened on if it is a particular one; else every address of this
+/// machine that another one may reach, the preferred first: that of the default route, then the one that faces mgmt.
+pub fn announced(bound: SocketAddr, mgmt: &[SocketAddr]) -> Vec<SocketAddr> {
     if !bound.ip().is_unspecified() {
         return vec![bound];
     }
-    let mut ips = Vec::new();
     // TEST-NET-1: stands for "somewhere out there".
-    ips.extend(source_towards((Ipv4Addr::new(192, 0, 2, 1), 9).into()));
-    for addr in mgmt {
-        ips.extend(source_towards(*addr));
-    }
-    if ips.is_empty() || config.has(crate::base::ids::Role::Mgmt) {
-        ips.push(Ipv4Addr::LOCALHOST.into());
-    }
-    ips.sort_by_key(std::net::IpAddr::is_loopback);
+    let out_there = SocketAddr::from(([192, 0, 2, 1], 9));
+    let preferred = std::iter::once(out_there).chain(mgmt.iter().copied()).filter_map(source_towards);
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_else(|e| {
+        tracing::warn!("cannot list this machine's addresses: {e}; name the one to announce with --listen");
+        Vec::new()
+    });
+    let rest = interfaces.iter().filter(|i| !i.is_link_local()).map(if_addrs::Interface::ip);
+    choose(bound, preferred.chain(rest))
+}
+
+/// The addresses in this order, each once, as far as a socket bound to `bound` hears them. Loopback is another place on
+/// each machine: announced only by a machine that has nothing else.
+fn choose(bound: SocketAddr, ips: impl Iterator<Item = IpAddr>) -> Vec<SocketAddr> {
     let mut addrs: Vec<SocketAddr> = Vec::new();
-    for ip in ips {
+    for ip in ips.filter(|ip| !ip.is_loopback() && (ip.is_ipv4() || bound.is_ipv6())) {
         let addr = SocketAddr::new(ip, bound.port());
-        if !addrs.contains(&addr) {
+        if !addrs.contains(&addr) && addrs.len() < limits::ADDRS_PER_NODE_MAX {
             addrs.push(addr);
         }
+    }
+    if addrs.is_empty() {
+        addrs.push(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), bound.port()));
     }
     addrs
 }
@@ -90,18 +97,28 @@ pub fn host_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Layer;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("address")
+    }
+
+    fn chosen(bound: &str, ips: &[&str]) -> Vec<String> {
+        choose(bound.parse().expect("address"), ips.iter().map(|i| ip(i))).iter().map(ToString::to_string).collect()
+    }
 
     #[test]
-    fn announced_is_the_particular_address_or_ends_with_loopback() {
-        let mut layer = Layer::new("test");
-        layer.set("role", vec!["mgmt".into()]);
-        layer.set("path", vec!["/x".into()]);
-        let config = Config::resolve(&[layer]).expect("valid");
+    fn particular_address_is_announced_alone() {
         let one: SocketAddr = "10.1.2.3:7".parse().expect("address");
-        assert_eq!(announced(&config, one, &[]), [one]);
-        let any =
-            announced(&config, "0.0.0.0:7".parse().expect("address"), &["127.0.0.1:9008".parse().expect("address")]);
-        assert_eq!(any.last(), Some(&"127.0.0.1:7".parse().expect("address")));
+        assert_eq!(announced(one, &["10.9.9.9:9008".parse().expect("address")]), [one]);
+    }
+
+    #[test]
+    fn every_address_once_in_order_and_loopback_only_alone() {
+        assert_eq!(
+            chosen("0.0.0.0:7", &["10.0.0.1", "127.0.0.1", "10.0.0.1", "10.2.0.1"]),
+            ["10.0.0.1:7", "10.2.0.1:7"]
+        );
+        assert_eq!(chosen("0.0.0.0:7", &["127.0.0.1", "::1", "2001:db8::1"]), ["127.0.0.1:7"]);
+        assert_eq!(chosen("[::]:7", &["2001:db8::1", "10.0.0.1"]), ["[2001:db8::1]:7", "10.0.0.1:7"]);
     }
 }

@@ -25,7 +25,7 @@ impl Timestamp {
         Self { seconds: t.tv_sec, nanos: u32::try_from(t.tv_nsec).unwrap_or(0) }
     }
 
-    /// The next representable instant: modification times never repeat (DESIGN §7).
+    /// The next representable instant: modification times never repeat, so that a cache can tell one version from the next.
     pub fn successor(self) -> Self {
         if self.nanos >= 999_999_999 {
             Self { seconds: self.seconds.saturating_add(1), nanos: 0 }

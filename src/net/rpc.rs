@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -34,6 +35,8 @@ const DELIVERY_WAIT: Duration = Duration::from_secs(1);
 const DRAIN_WAIT: Duration = Duration::from_secs(5);
 /// Calls fail at once for this long after a failed attempt to connect.
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
+/// How long an attempt to connect has before the next address is tried beside it.
+const CONNECT_STAGGER: Duration = Duration::from_millis(250);
 /// Frames written together.
 const WRITE_BATCH: usize = 64;
 /// Streams and calls of a peer that has no certificate yet.
@@ -616,15 +619,27 @@ impl PeerInner {
         result
     }
 
+    /// Tries the addresses in their order, each `CONNECT_STAGGER` after the one before it or as soon as that has failed,
+    /// so that a dead network costs little (RFC 8305). The first that answers as this node is taken.
     async fn try_addresses(&self, addrs: &[SocketAddr]) -> Result<Arc<Link>, String> {
         let mut errors = Vec::new();
-        for &addr in addrs {
-            match self.endpoint.connect(addr, self.node).await {
-                Ok(connection) => match Link::open(connection).await {
-                    Ok(link) => return Ok(link),
-                    Err(e) => errors.push(format!("{addr}: {e}")),
-                },
-                Err(e) => errors.push(e.to_string()),
+        let mut attempts = JoinSet::new();
+        let mut rest = addrs.iter();
+        loop {
+            if let Some(&addr) = rest.next() {
+                let (endpoint, node) = (self.endpoint.clone(), self.node);
+                attempts.spawn(async move {
+                    let connection = endpoint.connect(addr, node).await.map_err(|e| e.to_string())?;
+                    Link::open(connection).await.map_err(|e| format!("{addr}: {e}"))
+                });
+            }
+            let stagger = if rest.len() == 0 { Duration::MAX } else { CONNECT_STAGGER };
+            match tokio::time::timeout(stagger, attempts.join_next()).await {
+                Ok(Some(Ok(Ok(link)))) => return Ok(link),
+                Ok(Some(Ok(Err(e)))) => errors.push(e),
+                Ok(Some(Err(e))) => errors.push(e.to_string()),
+                Ok(None) => break,
+                Err(_) => {}
             }
         }
         if errors.is_empty() {

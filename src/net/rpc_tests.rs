@@ -112,6 +112,19 @@ async fn echo(peer: &Peer) -> Result<String, ErrorCode> {
     peer.call(&ctx, &Echo("hello".into()), Bytes::new()).await.map(|(text, _)| text)
 }
 
+#[tokio::test]
+async fn a_dead_first_address_does_not_keep_a_peer_away() {
+    let ca = ca();
+    let server = start(&ca);
+    // Takes datagrams and never answers.
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let peer = peer(&ca, silent.local_addr().unwrap());
+    peer.set_addrs(vec![silent.local_addr().unwrap(), server.addr]);
+    echo(&peer).await.unwrap();
+    assert_eq!(peer.remote(), Some(server.addr));
+    server.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn call_is_answered_with_context_and_payload() {
     let ca = ca();

@@ -54,10 +54,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// Opens a session at the meta server and mounts.
-    pub async fn mount(cluster: Arc<Cluster>, mountpoint: &Path, options: MountOptions) -> Result<Client, StartError> {
-        let what = format!("cannot mount on {}", mountpoint.display());
-        let mountpoint = prepare(mountpoint.to_path_buf(), &what).await?;
+    /// Opens a session at the meta server and mounts on a directory that [`prepare`] has checked.
+    pub async fn mount(
+        cluster: Arc<Cluster>,
+        mountpoint: PathBuf,
+        options: MountOptions,
+    ) -> Result<Client, StartError> {
+        let what = cannot_mount(&mountpoint);
         let handles = Arc::new(Handles::default());
         let no_server = |e| {
             StartError::new(
@@ -148,10 +151,16 @@ fn unmount_path(at: &Path) -> Result<(), Errno> {
     }
 }
 
-/// Checks the mount point; a dead mount (its process was killed) is detached first.
-async fn prepare(at: PathBuf, what: &str) -> Result<PathBuf, StartError> {
-    let fail = |e: &dyn std::fmt::Display, todo: &str| StartError::new(what, e, todo);
-    let path = at.clone();
+fn cannot_mount(at: &Path) -> String {
+    format!("cannot mount on {}", at.display())
+}
+
+/// Checks the mount point, before anything is asked of the cluster: an existing directory that beeswarm is not mounted
+/// on already. A dead mount (its process was killed) is detached. The path without symbolic links.
+pub async fn prepare(at: &Path) -> Result<PathBuf, StartError> {
+    let what = cannot_mount(at);
+    let fail = |e: &dyn std::fmt::Display, todo: &str| StartError::new(what.as_str(), e, todo);
+    let path = at.to_path_buf();
     let checked = tokio::task::spawn_blocking(move || {
         for _ in 0..8 {
             match std::fs::metadata(&path) {
@@ -161,7 +170,10 @@ async fn prepare(at: PathBuf, what: &str) -> Result<PathBuf, StartError> {
                         .map_err(std::io::Error::from)?;
                 }
                 Err(e) => return Err(e),
-                Ok(m) if m.is_dir() => return path.canonicalize(),
+                Ok(m) if m.is_dir() => {
+                    let path = path.canonicalize()?;
+                    return if holds_our_mount(&path)? { Err(Errno::BUSY.into()) } else { Ok(path) };
+                }
                 Ok(_) => return Err(Errno::NOTDIR.into()),
             }
         }
@@ -173,12 +185,25 @@ async fn prepare(at: PathBuf, what: &str) -> Result<PathBuf, StartError> {
         Ok(Err(e)) if e.kind() == std::io::ErrorKind::NotFound => {
             Err(fail(&"there is no such directory", &format!("Make it: mkdir -p {}", at.display())))
         }
+        Ok(Err(e)) if e.kind() == std::io::ErrorKind::ResourceBusy => Err(fail(
+            &"beeswarm is mounted there already",
+            &format!("Use that mount, or end it first: umount {}", at.display()),
+        )),
         Ok(Err(e)) => Err(fail(
             &e,
             &format!("Give an existing directory; a dead mount goes away with: umount -l {}", at.display()),
         )),
         Err(e) => Err(fail(&e, "")),
     }
+}
+
+/// Whether the last mount on this very directory is one of ours.
+fn holds_our_mount(path: &Path) -> std::io::Result<bool> {
+    // Fields of proc_pid_mountinfo(5): the mount point is the fifth; after a lone `-` the type, escaped in octal.
+    let escaped = path.to_string_lossy().replace('\\', "\\134").replace(' ', "\\040");
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let last = mounts.lines().rfind(|line| line.split(' ').nth(4) == Some(escaped.as_str()));
+    Ok(last.is_some_and(|line| line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("fuse.beeswarm "))))
 }
 
 fn config(options: MountOptions) -> Config {

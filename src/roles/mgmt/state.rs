@@ -9,6 +9,7 @@ use crate::base::error::ErrorCode;
 use crate::base::ids::{ClusterId, NodeId, NodeNumber, Role, TargetId, TargetUuid};
 use crate::fs::map::{ClusterMap, Consistency, NodeEntry, Reachability, ShardEntry, TargetEntry};
 use crate::fs::placement::classify;
+use crate::limits;
 use crate::net::msg::mgmt::{AnnouncedTarget, TargetCapacity, WantedNode};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,8 +21,6 @@ pub const PROBABLY_OFFLINE_AFTER_SECONDS: u64 = 10;
 pub const OFFLINE_AFTER_SECONDS: u64 = 30;
 /// Most roles of one process.
 pub const ROLES_PER_PROCESS_MAX: usize = 8;
-/// Most addresses of one process.
-pub const ADDRS_PER_NODE_MAX: usize = 64;
 /// Most targets of one process.
 pub const TARGETS_PER_NODE_MAX: usize = 1024;
 /// Longest alias.
@@ -369,7 +368,7 @@ impl State {
     ) -> Result<Outcome, Refused> {
         check_name(&name)?;
         self.check_members(nodes)?;
-        if addrs.len() > ADDRS_PER_NODE_MAX || version.len() > NODE_NAME_BYTES_MAX {
+        if addrs.len() > limits::ADDRS_PER_NODE_MAX || version.len() > NODE_NAME_BYTES_MAX {
             return refuse(ErrorCode::Invalid, "too many addresses, or a version too long");
         }
         let storage = nodes.iter().copied().find(|n| n.role == Role::Storage);
