@@ -32,6 +32,10 @@ const XATTR: &str = "user.beeswarm.chunk";
 const HEADER_VERSION: u16 = 1;
 const OPEN_FILES_MAX: usize = 1024;
 const GATES: usize = 64;
+/// Directories that tombstones are spread over.
+pub const PURGED_DIRS: usize = 256;
+/// No request is on its way this long: a call waits a minute or so, a connection is given up after seconds.
+const TOMBSTONE_AGE: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// Names one chunk file of a target.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -215,6 +219,16 @@ fn make_dir(path: &Path) -> Result<(), ChunkError> {
         Err(Errno::EXIST) => Ok(()),
         Err(e) => Err(fail(path, 0, e)),
     }
+}
+
+/// Durable when it returns.
+fn make_tombstone(path: &Path) -> Result<(), ChunkError> {
+    let Some(dir) = path.parent() else { return Err(fail(path, 0, Errno::INVAL)) };
+    make_dir(dir)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::from_raw_mode(0o600)).map_err(|e| fail(path, 0, e))?;
+    sync_dir(dir)?;
+    dir.parent().map_or(Ok(()), sync_dir)
 }
 
 impl ChunkStore {
@@ -540,12 +554,17 @@ impl ChunkStore {
     pub fn purge(&self, key: ChunkKey) -> Result<(), ChunkError> {
         let _gate = self.gate(key).write().unwrap_or_else(PoisonError::into_inner);
         let (path, tomb) = (self.path(key), self.tombstone(key));
-        if let Some(parent) = tomb.parent() {
-            make_dir(parent)?;
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
-            rustix::fs::open(&tomb, flags, Mode::from_raw_mode(0o600)).map_err(|e| fail(&tomb, 0, e))?;
-            sync_dir(parent)?;
-            parent.parent().map_or(Ok(()), sync_dir)?;
+        match make_tombstone(&tomb) {
+            Err(ChunkError::Io { source: Errno::NOSPC, .. }) => {
+                // A full target must still be able to delete: the data makes room for its tombstone.
+                match rustix::fs::open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+                    Ok(file) => rustix::fs::ftruncate(&file, 0).map_err(|e| fail(&path, 0, e))?,
+                    Err(Errno::NOENT) => {}
+                    Err(e) => return Err(fail(&path, 0, e)),
+                }
+                make_tombstone(&tomb)?;
+            }
+            other => other?,
         }
         lock(&self.open).remove(&key);
         lock(&self.failed).remove(&key);
@@ -554,6 +573,27 @@ impl ChunkStore {
             Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(fail(&path, 0, e)),
         }
+    }
+
+    /// Removes the tombstones of one of the `PURGED_DIRS` directories that are older than `TOMBSTONE_AGE`; how many.
+    pub fn sweep_tombstones(&self, x: usize) -> Result<u64, ChunkError> {
+        let dir = self.dir.join(format!("purged/{x:02x}"));
+        let io = |path: &Path, e: &std::io::Error| fail(path, 0, Errno::from_io_error(e).unwrap_or(Errno::IO));
+        let entries = match std::fs::read_dir(&dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(0),
+            entries => entries.map_err(|e| io(&dir, &e))?,
+        };
+        let mut removed = 0;
+        for entry in entries {
+            let path = entry.map_err(|e| io(&dir, &e))?.path();
+            let made = path.metadata().and_then(|m| m.modified()).map_err(|e| io(&path, &e))?;
+            // A clock that was set back: kept until it has caught up.
+            if made.elapsed().is_ok_and(|age| age > TOMBSTONE_AGE) {
+                std::fs::remove_file(&path).map_err(|e| io(&path, &e))?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
     }
 
     /// Space of the target.
@@ -642,6 +682,14 @@ mod tests {
         let store = ChunkStore::open(dir.path(), fs, uuid).unwrap();
         assert!(matches!(store.write(k, &h, 0, b"late"), Err(ChunkError::Purged { .. })));
         assert!(store.statfs().unwrap().total_bytes > 0);
+        // A young tombstone stays, an old one goes.
+        let sweep = || (0..PURGED_DIRS).map(|x| store.sweep_tombstones(x).unwrap()).sum::<u64>();
+        assert_eq!(sweep(), 0);
+        let old = std::time::SystemTime::now() - TOMBSTONE_AGE - std::time::Duration::from_secs(1);
+        std::fs::File::open(store.tombstone(k)).unwrap().set_modified(old).unwrap();
+        assert_eq!(sweep(), 1);
+        assert!(!store.tombstone(k).exists());
+        assert_eq!(sweep(), 0);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::base::codec;
 use crate::base::error::ErrorCode;
 use crate::base::ids::{ClientInstance, ClusterId, TargetId, TargetUuid};
 use crate::base::start::StartError;
-use crate::fs::chunkfile::{ChunkError, ChunkHeaderRecord, ChunkKey, ChunkStore};
+use crate::fs::chunkfile::{ChunkError, ChunkHeaderRecord, ChunkKey, ChunkStore, PURGED_DIRS};
 use crate::limits::{FILE_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use crate::net::frame::CallContext;
 use crate::net::msg::mgmt::TargetCapacity;
@@ -23,9 +23,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
 
 /// How long a request without a deadline of its own waits for a place in the queue.
 const QUEUE_WAIT_DEFAULT: Duration = Duration::from_secs(30);
+/// Between looks into one directory of tombstones, of which there are `PURGED_DIRS`: each is seen about once an hour.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(14);
 /// A full target says so in the log at most this often.
 const NO_SPACE_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -61,6 +64,7 @@ struct Target {
 /// A storage node: its targets.
 pub struct StorageServer {
     targets: BTreeMap<TargetId, Target>,
+    sweeper: JoinHandle<()>,
 }
 
 /// Does the request change the target, so that an error of the disk means lost data?
@@ -177,8 +181,24 @@ fn or_missing<T>(result: Result<T, ChunkError>, none: T) -> Result<T, ChunkError
     }
 }
 
+/// Removes old tombstones, one directory at a time so that it costs nothing noticeable.
+async fn sweep_for_ever(disks: Vec<Arc<Disk>>) {
+    for x in (0..PURGED_DIRS).cycle() {
+        tokio::time::sleep(SWEEP_INTERVAL).await;
+        for disk in disks.iter().filter(|d| d.healthy().is_ok()).cloned() {
+            let swept = tokio::task::spawn_blocking(move || {
+                if let Err(e) = disk.store.sweep_tombstones(x) {
+                    tracing::warn!(target = %disk.id, "cannot remove old tombstones: {e}");
+                }
+            });
+            // It fails only while the process ends.
+            let _ = swept.await;
+        }
+    }
+}
+
 impl StorageServer {
-    /// Opens all targets. Their directories are locked and their identity checked by the caller.
+    /// Opens all targets. Their directories are locked and their identity checked by the caller. Call within a runtime.
     pub fn open(targets: Vec<OpenTarget>, fs_id: ClusterId) -> Result<Arc<Self>, StartError> {
         let mut opened = BTreeMap::new();
         for OpenTarget { id, uuid, path } in targets {
@@ -202,7 +222,8 @@ impl StorageServer {
                 return Err(StartError::new(what, "this number is given twice", "correct the configuration"));
             }
         }
-        Ok(Arc::new(Self { targets: opened }))
+        let disks = opened.values().map(|t| t.disk.clone()).collect();
+        Ok(Arc::new(Self { targets: opened, sweeper: tokio::spawn(sweep_for_ever(disks)) }))
     }
 
     /// Room on each target, for the report to mgmt.
@@ -241,6 +262,7 @@ impl StorageServer {
 
     /// Finishes what is queued; later requests are answered `ShuttingDown`.
     pub async fn shutdown(&self) {
+        self.sweeper.abort();
         for target in self.targets.values() {
             target.workers.shutdown().await;
         }
