@@ -3,6 +3,7 @@
 
 use super::ids::{ClusterId, NodeId, Role, TargetId};
 use super::start::StartError;
+use super::version::{self, Unreadable};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
@@ -154,13 +155,13 @@ fn read_record(path: &Path, file: File) -> Result<FormatRecord, StartError> {
         if e.kind() == io::ErrorKind::InvalidData { damaged(e.to_string()) } else { cannot("read", path, e) }
     })?;
     // The version first: a newer format may have other fields.
-    let version: Version = toml::from_str(&text).map_err(|e| damaged(e.to_string()))?;
-    if version.format > FORMAT {
-        return Err(StartError::new(
-            format!("cannot use {}", path.display()),
-            format!("it has format {}, this version knows formats up to {FORMAT}", version.format),
-            "upgrade beeswarm on this machine to the version that wrote it, or a later one",
-        ));
+    let found: Version = toml::from_str(&text).map_err(|e| damaged(e.to_string()))?;
+    match version::check(found.format, FORMAT) {
+        Ok(()) => {}
+        Err(Unreadable::Newer(e)) => {
+            return Err(StartError::new(format!("cannot use {}", path.display()), e, version::UPGRADE));
+        }
+        Err(Unreadable::Damaged(why)) => return Err(damaged(why)),
     }
     toml::from_str(&text).map_err(|e| damaged(e.to_string()))
 }
@@ -421,6 +422,8 @@ mod tests {
         assert!(write_format(dir.path(), &r).unwrap_err().why.contains("already"));
         fs::write(dir.path().join(FORMAT_FILE), "format = 2\nshape = \"new\"\n").unwrap();
         assert!(inspect(dir.path()).unwrap_err().todo.contains("upgrade"));
+        fs::write(dir.path().join(FORMAT_FILE), "format = 0\n").unwrap();
+        assert!(inspect(dir.path()).unwrap_err().todo.contains("backup"));
         fs::write(dir.path().join(FORMAT_FILE), "").unwrap();
         assert!(inspect(dir.path()).unwrap_err().todo.contains("backup"));
     }

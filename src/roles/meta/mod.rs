@@ -17,6 +17,7 @@ mod tests;
 use crate::base::error::ErrorCode;
 use crate::base::ids::{ClientInstance, ClusterId, InodeId, NodeId, TargetId};
 use crate::base::start::StartError;
+use crate::base::version;
 use crate::fs::attr::{FileKind, Timestamp};
 use crate::net::cluster::Cluster;
 use db::{Env, Rows, RowsMut, TxnRows, ViewRows};
@@ -24,7 +25,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
-use store::{CommitError, IdAllocator, LogContext, Store, StoreConfig, Table};
+use store::{CommitError, IdAllocator, LogContext, Store, StoreConfig, StoreError, Table};
 use target::{ClusterTargets, TargetAccess};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -80,9 +81,10 @@ impl MetaServer {
         let fail = |e: &dyn std::fmt::Display| {
             StartError::new(what.clone(), e, "see the log; if the disk failed, restore the directory from a backup")
         };
+        let upgrade = |e: &dyn std::fmt::Display| StartError::new(what.clone(), e, version::UPGRADE);
         let config = StoreConfig::new(dir.to_path_buf(), fs_id, 0);
         let opened = tokio::task::spawn_blocking(move || Store::open(config)).await.map_err(|e| fail(&e))?;
-        let store = opened.map_err(|e| fail(&e))?;
+        let store = opened.map_err(|e| if matches!(e, StoreError::Newer(_)) { upgrade(&e) } else { fail(&e) })?;
         let ids = store.id_allocator("ids", ID_BATCH).await.map_err(|e| fail(&e))?;
         let mut server = Self {
             store,
@@ -97,7 +99,10 @@ impl MetaServer {
             cancel: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        let (hash_key, sessions) = server.commit_own(first_rows).await.map_err(|e| fail(&e))?;
+        let (hash_key, sessions) = server.commit_own(first_rows).await.map_err(|e| match e {
+            ErrorCode::TooNew => upgrade(&e),
+            _ => fail(&e),
+        })?;
         server.hash_key = hash_key;
         server.store.sync().await.map_err(|e| fail(&e))?;
         let now = Instant::now();
@@ -209,7 +214,8 @@ fn first_rows(db: &mut dyn RowsMut, env: &Env) -> Result<([u8; 16], Vec<ClientIn
         if db::opens(db, ino)?.is_empty() {
             match db::inode(db, ino) {
                 Ok(inode) => db::destroy(db, ino, &inode)?,
-                Err(_) => db.delete(Table::Orphans, &row)?,
+                Err(ErrorCode::NotFound) => db.delete(Table::Orphans, &row)?,
+                Err(e) => return Err(e),
             }
         }
     }

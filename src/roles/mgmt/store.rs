@@ -7,6 +7,7 @@ use super::state::State;
 use crate::base::codec;
 use crate::base::ids::ClusterId;
 use crate::base::start::StartError;
+use crate::base::version::{self, Unreadable};
 use crate::net::identity::CertificateAuthority;
 use redb::{Database, Durability, ReadableDatabase, TableDefinition};
 use serde::{Deserialize, Serialize};
@@ -90,7 +91,10 @@ impl Store {
         let database = redb::backends::FileBackend::new(database_file)
             .and_then(|file| redb::Builder::new().create_with_backend(file))
             .map_err(|e| fail(&e, restore))?;
-        let found = read(&database).map_err(|e| fail(&e, restore))?;
+        let found = read(&database).map_err(|e| match e {
+            Unreadable::Newer(e) => fail(&format!("the state in {DATABASE_FILE}: {e}"), version::UPGRADE),
+            Unreadable::Damaged(why) => fail(&format!("the state in {DATABASE_FILE}: {why}"), restore),
+        })?;
         if let Some(StateRecord { state, ca_fingerprint: Some(fingerprint) }) = found {
             let authority = read_authority(&ca_dir).map_err(|e| fail(&e, "restore the directory ca from a backup"))?;
             if authority.fingerprint() != fingerprint {
@@ -130,8 +134,8 @@ impl Store {
     }
 }
 
-fn read(database: &Database) -> Result<Option<StateRecord>, String> {
-    let text = |e: redb::Error| e.to_string();
+fn read(database: &Database) -> Result<Option<StateRecord>, Unreadable> {
+    let text = |e: redb::Error| Unreadable::Damaged(e.to_string());
     let transaction = database.begin_read().map_err(|e| text(e.into()))?;
     let table = match transaction.open_table(TABLE) {
         Ok(table) => table,
@@ -140,23 +144,25 @@ fn read(database: &Database) -> Result<Option<StateRecord>, String> {
     };
     let Some(bytes) = table.get(STATE_KEY).map_err(|e| text(e.into()))? else { return Ok(None) };
     let Some((format, record)) = bytes.value().split_first_chunk::<4>() else {
-        return Err("the state in mgmt.redb is cut short".to_owned());
+        return Err(Unreadable::Damaged("it is cut short".to_owned()));
     };
-    match u32::from_le_bytes(*format) {
-        STATE_FORMAT => codec::decode(record).map(Some).map_err(|e| e.to_string()),
-        other => Err(format!("mgmt.redb has format {other}; this version reads format {STATE_FORMAT}")),
-    }
+    version::check(u32::from_le_bytes(*format), STATE_FORMAT)?;
+    codec::decode(record).map(Some).map_err(|e| Unreadable::Damaged(e.to_string()))
 }
 
 fn write(database: &Database, state: &State, ca_fingerprint: Option<[u8; 32]>) -> Result<(), String> {
     let record = StateRecord { state: state.clone(), ca_fingerprint };
     let mut bytes = STATE_FORMAT.to_le_bytes().to_vec();
     bytes.extend_from_slice(&codec::encode(&record));
+    write_bytes(database, &bytes)
+}
+
+fn write_bytes(database: &Database, bytes: &[u8]) -> Result<(), String> {
     let commit = || -> Result<(), redb::Error> {
         let mut transaction = database.begin_write()?;
         transaction.set_durability(Durability::Immediate)?;
         transaction.set_quick_repair(true);
-        transaction.open_table(TABLE)?.insert(STATE_KEY, bytes.as_slice())?;
+        transaction.open_table(TABLE)?.insert(STATE_KEY, bytes)?;
         transaction.commit()?;
         Ok(())
     };
@@ -234,6 +240,23 @@ mod tests {
         let second = Store::open(dir.path()).unwrap();
         assert!(second.created);
         assert_eq!(second.state.map().cluster, first.state.map().cluster);
+    }
+
+    #[test]
+    fn a_newer_state_is_told_from_a_damaged_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let refusal = |bytes: &[u8]| {
+            let database = Database::create(dir.path().join(DATABASE_FILE)).unwrap();
+            write_bytes(&database, bytes).unwrap();
+            drop(database);
+            Store::open(dir.path()).err().unwrap()
+        };
+        let newer = refusal(&[2, 0, 0, 0, 77]);
+        assert!(newer.why.contains("version 2") && newer.why.contains("up to 1") && newer.why.contains("mgmt.redb"));
+        assert!(newer.todo.contains("upgrade"));
+        for damaged in [&[1, 0, 0, 0, 77][..], &[0, 0, 0, 0], &[1, 0]] {
+            assert!(refusal(damaged).todo.contains("backup"));
+        }
     }
 
     #[test]

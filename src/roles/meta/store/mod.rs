@@ -50,8 +50,10 @@ macro_rules! tables {
             fn index(self) -> usize { usize::from(self.number()) - 1 }
             fn from_number(n: u8) -> Option<Table> { match n { $($number => Some(Table::$name),)* _ => None } }
             const fn definition(self) -> TableDefinition<'static, &'static [u8], &'static [u8]> {
-                TableDefinition::new(match self { $(Table::$name => $text,)* })
+                TableDefinition::new(self.name())
             }
+            /// Its name in redb.
+            pub const fn name(self) -> &'static str { match self { $(Table::$name => $text,)* } }
         }
     };
 }
@@ -73,6 +75,9 @@ pub enum StoreError {
     /// The bytes on disk are not what was written.
     #[error("{0}")]
     Damaged(String),
+    /// A newer beeswarm wrote it.
+    #[error("{0}")]
+    Newer(String),
     /// The directory belongs to another cluster or shard.
     #[error("{0}")]
     Foreign(String),

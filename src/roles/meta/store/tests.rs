@@ -104,6 +104,32 @@ async fn damage_of_durable_records_and_second_open_are_refused() {
 }
 
 #[tokio::test]
+async fn a_newer_log_is_refused_and_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = Store::open(config(dir.path())).unwrap();
+    put(&s, b"a", b"1").await.unwrap();
+    s.abandon();
+    let path = segment(dir.path());
+    let own = std::fs::read(&path).unwrap();
+    let open_with = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let error = Store::open(config(dir.path())).err().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        error
+    };
+    // A shorter header than ours is no torn one.
+    for newer in [&[&own[..8], &[2, 0, 0, 0], &own[12..]].concat(), &[&own[..8], &[2, 0, 0, 0][..]].concat()] {
+        let error = open_with(newer);
+        let text = error.to_string();
+        assert!(matches!(error, StoreError::Newer(_)), "{text}");
+        assert!(text.contains("version 2") && text.contains("up to 1") && text.contains(".log"), "{text}");
+    }
+    assert!(matches!(open_with(&[&own[..8], &[0; 4], &own[12..]].concat()), StoreError::Damaged(_)));
+    std::fs::write(&path, &own).unwrap();
+    assert_eq!(all(&Store::open(config(dir.path())).unwrap()).len(), 1);
+}
+
+#[tokio::test]
 async fn failed_write_or_sync_fences() {
     for write in [true, false] {
         let dir = tempfile::tempdir().unwrap();
