@@ -1,6 +1,6 @@
-//! Files that survive a power loss: atomic replacement, directory sync, and the lock that keeps a directory to one process.
+//! Files that survive a power loss: atomic replacement and directory sync.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -29,35 +29,16 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sync_dir(dir)
 }
 
-/// Takes the directory's exclusive lock (`flock` on its file `lock`) without waiting. Held as long as the returned file
-/// is open; the kernel drops it when the process dies.
-pub fn lock_dir(dir: &Path) -> io::Result<File> {
-    let path = dir.join("lock");
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(io::Error::new(
-            io::ErrorKind::ResourceBusy,
-            format!("another process uses {} (it holds {})", dir.display(), path.display()),
-        )),
-        Err(e) => Err(e.into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn write_replaces_and_lock_excludes() {
+    fn write_replaces() {
         let dir = tempfile::tempdir().unwrap();
         let p = dir.path().join("f");
         write_file(&p, b"one").unwrap();
         write_file(&p, b"two").unwrap();
         assert_eq!(std::fs::read(&p).unwrap(), b"two");
-        let held = lock_dir(dir.path()).unwrap();
-        assert!(lock_dir(dir.path()).unwrap_err().to_string().contains("another process"));
-        drop(held);
-        lock_dir(dir.path()).unwrap();
     }
 }

@@ -18,7 +18,14 @@ pub const FORMAT: u32 = 1;
 pub const FORMAT_FILE: &str = "beeswarm.toml";
 /// Name of the lock file.
 pub const LOCK_FILE: &str = "lock";
+/// A node's certificate, in the directory that a process calls its own.
+pub const IDENTITY_DIR: &str = "identity";
+/// The last cluster map, beside it.
+pub const MAP_FILE: &str = "map.json";
 const TEMP_FILE: &str = "beeswarm.toml.new";
+/// What may lie in a directory before its identity: left by mkfs, by an interrupted first start, or because a process with
+/// one role keeps its certificate and map in that role's directory.
+const EARLY_FILES: [&str; 6] = ["lost+found", LOCK_FILE, TEMP_FILE, IDENTITY_DIR, MAP_FILE, "map.new"];
 /// An identity file is short; what is longer is not one.
 const FORMAT_FILE_BYTES_MAX: u64 = 64 << 10;
 
@@ -78,21 +85,12 @@ impl FormatRecord {
 pub enum DirState {
     /// There is no such directory.
     Missing,
-    /// Nothing (or what a new file system or an interrupted first start leaves).
+    /// Nothing but what may lie there before the identity.
     Empty,
     /// Files, but no identity: not ours to touch. Holds one of their names.
     Foreign(String),
     /// Has an identity.
     Ours(FormatRecord),
-}
-
-/// A directory that may be used.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Prepared {
-    /// It was empty; its identity has just been written.
-    pub fresh: bool,
-    /// Its identity.
-    pub record: FormatRecord,
 }
 
 /// What a directory's identity must be.
@@ -131,7 +129,7 @@ pub fn inspect(dir: &Path) -> Result<DirState, StartError> {
     }
     for entry in entries {
         let name = entry.map_err(|e| cannot("read", dir, e))?.file_name();
-        if name != "lost+found" && name != LOCK_FILE && name != TEMP_FILE {
+        if !EARLY_FILES.iter().any(|early| name == *early) {
             return Ok(DirState::Foreign(name.to_string_lossy().into_owned()));
         }
     }
@@ -256,27 +254,6 @@ pub fn verify(dir: &Path, record: &FormatRecord, expected: &Expected) -> Result<
     Ok(())
 }
 
-/// Verifies a directory that has an identity, or gives an empty one that of `make`. Hold the lock meanwhile.
-pub fn check_or_prepare(
-    dir: &Path,
-    expected: &Expected,
-    make: impl FnOnce() -> Result<FormatRecord, StartError>,
-) -> Result<Prepared, StartError> {
-    match inspect(dir)? {
-        DirState::Ours(record) => {
-            verify(dir, &record, expected)?;
-            Ok(Prepared { fresh: false, record })
-        }
-        DirState::Empty => {
-            let record = make()?;
-            write_format(dir, &record)?;
-            Ok(Prepared { fresh: true, record })
-        }
-        DirState::Missing => Err(missing(dir)),
-        DirState::Foreign(name) => Err(foreign(dir, &name)),
-    }
-}
-
 /// The refusal of a directory that is not there.
 pub fn missing(dir: &Path) -> StartError {
     StartError::new(
@@ -375,27 +352,27 @@ mod tests {
     }
 
     #[test]
-    fn prepares_an_empty_directory_and_finds_it_again() {
+    fn an_empty_directory_gets_its_identity() {
         let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("lost+found")).unwrap();
+        for early in ["lost+found", IDENTITY_DIR] {
+            fs::create_dir(dir.path().join(early)).unwrap();
+        }
         let _lock = lock(dir.path()).unwrap();
         let r = record(dir.path());
-        let first = check_or_prepare(dir.path(), &expected(&r), || Ok(r.clone())).unwrap();
-        assert!(first.fresh);
-        let again = check_or_prepare(dir.path(), &expected(&r), || panic!("not fresh")).unwrap();
-        assert_eq!(again, Prepared { fresh: false, record: r });
+        assert_eq!(inspect(dir.path()).unwrap(), DirState::Empty);
+        write_format(dir.path(), &r).unwrap();
+        assert_eq!(inspect(dir.path()).unwrap(), DirState::Ours(r.clone()));
+        verify(dir.path(), &r, &expected(&r)).unwrap();
     }
 
     #[test]
-    fn refuses_missing_and_foreign_directories() {
+    fn missing_and_foreign_directories_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
-        let r = record(dir.path());
         let gone = dir.path().join("gone");
-        assert!(check_or_prepare(&gone, &expected(&r), || Ok(r.clone())).unwrap_err().todo.contains("mkdir"));
+        assert_eq!(inspect(&gone).unwrap(), DirState::Missing);
         assert!(lock(&gone).unwrap_err().todo.contains("mkdir"));
         fs::write(dir.path().join("photo.jpg"), "x").unwrap();
-        let e = check_or_prepare(dir.path(), &expected(&r), || Ok(r.clone())).unwrap_err();
-        assert!(e.why.contains("photo.jpg"));
+        assert_eq!(inspect(dir.path()).unwrap(), DirState::Foreign("photo.jpg".into()));
         assert!(!dir.path().join(FORMAT_FILE).exists());
     }
 

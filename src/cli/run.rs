@@ -4,7 +4,7 @@
 use super::discover::{RunFile, RunRecord};
 use super::{join, start};
 use crate::base::error::ErrorCode;
-use crate::base::format::{self, DirLock, DirState, Expected, FormatRecord};
+use crate::base::format::{self, DirLock, DirState, Expected, FormatRecord, IDENTITY_DIR, MAP_FILE};
 use crate::base::ids::{ClusterId, NodeId, Role, TargetId, TargetUuid};
 use crate::base::start::StartError;
 use crate::config::Config;
@@ -35,9 +35,6 @@ use tokio_util::sync::CancellationToken;
 const REGISTER_WAIT: Duration = Duration::from_secs(60);
 /// Targets that `--role all` makes when nothing is said.
 const TARGETS_OF_ALL: u16 = 4;
-/// What a process keeps in its first directory besides the role's own state.
-const IDENTITY_DIR: &str = "identity";
-const MAP_FILE: &str = "map.json";
 
 /// Runs the process until it is told to stop.
 pub fn run(config: Config) -> Result<(), StartError> {
@@ -150,24 +147,12 @@ fn client_dir(mount: Option<&Path>) -> PathBuf {
     PathBuf::from(format!("/var/lib/beeswarm/client-{escaped}"))
 }
 
-/// A directory that holds only what this program puts there before the directory's identity.
-fn is_begun_only(dir: &Path) -> bool {
-    let Ok(mut entries) = fs::read_dir(dir) else { return false };
-    entries.all(|entry| {
-        entry.is_ok_and(|e| {
-            [IDENTITY_DIR, MAP_FILE, "map.new", "lost+found", format::LOCK_FILE, "beeswarm.toml.new"]
-                .iter()
-                .any(|n| e.file_name() == *n)
-        })
-    })
-}
-
 /// A locked state directory, before its role is opened.
 struct StateDir {
     path: PathBuf,
     record: Option<FormatRecord>,
     uuid: uuid::Uuid,
-    lock: Option<DirLock>,
+    lock: DirLock,
 }
 
 impl StateDir {
@@ -183,12 +168,11 @@ impl StateDir {
                 Some(record)
             }
             DirState::Empty => None,
-            DirState::Foreign(_) if is_begun_only(path) => None,
             DirState::Foreign(name) => return Err(format::foreign(path, &name)),
             DirState::Missing => return Err(format::missing(path)),
         };
         let uuid = record.as_ref().map_or_else(uuid::Uuid::new_v4, |r| r.uuid);
-        Ok(Self { path: path.to_owned(), record, uuid, lock: Some(lock) })
+        Ok(Self { path: path.to_owned(), record, uuid, lock })
     }
 
     /// Compares the identity with what the cluster says, or writes it.
@@ -225,7 +209,8 @@ struct Running {
     cancel: CancellationToken,
     name: String,
     is_up: bool,
-    locks: Vec<StateDir>,
+    /// Of the targets; meta and mgmt hold their own.
+    locks: Vec<DirLock>,
     endpoint: Option<Endpoint>,
     serving: Option<tokio::task::JoinHandle<()>>,
     mgmt: Option<Arc<Mgmt>>,
@@ -261,7 +246,7 @@ impl Running {
         let config = self.config.clone();
         let dirs = Dirs::of(&config);
         prepare_dirs(&config, &dirs)?;
-        let mut meta_dir = if config.has(Role::Meta) { Some(StateDir::take(&dirs.meta, Role::Meta)?) } else { None };
+        let meta_dir = if config.has(Role::Meta) { Some(StateDir::take(&dirs.meta, Role::Meta)?) } else { None };
         let mut targets = Vec::new();
         if config.has(Role::Storage) {
             for path in &dirs.targets {
@@ -368,17 +353,14 @@ impl Running {
             let _ = self.storage.set(server);
             say(&format!("{node} ({}) is up: {}, targets {}", self.name, list(&addrs), shown.join(" ")));
         }
-        self.locks.extend(targets);
-        if let (Some(node), Some(dir)) = (id_of(Role::Meta), meta_dir.as_mut()) {
+        self.locks.extend(targets.into_iter().map(|dir| dir.lock));
+        if let (Some(node), Some(mut dir)) = (id_of(Role::Meta), meta_dir) {
             dir.settle(identity.cluster, node, None)?;
-            // The meta store holds this lock itself from here on.
-            dir.lock = None;
-            let server = MetaServer::open(&dir.path, identity.cluster, node, cluster.clone())?;
+            let server = MetaServer::open(&dir.path, dir.lock, identity.cluster, node, cluster.clone())?;
             router.serve(Role::Meta, server.clone());
             self.meta = Some(server);
             say(&format!("{node} ({}) is up: {}, state {}", self.name, list(&addrs), dir.path.display()));
         }
-        self.locks.extend(meta_dir);
         if let (Some(node), Some(mount)) = (id_of(Role::Client), config.mount.as_deref()) {
             let options = MountOptions {
                 wait: config.call_timeout,

@@ -15,6 +15,7 @@ pub mod target;
 mod tests;
 
 use crate::base::error::ErrorCode;
+use crate::base::format::DirLock;
 use crate::base::ids::{ClientInstance, ClusterId, InodeId, NodeId, TargetId};
 use crate::base::start::StartError;
 use crate::base::version;
@@ -65,10 +66,16 @@ impl std::fmt::Debug for MetaServer {
 
 impl MetaServer {
     /// Opens (at the first start: makes) the store in `dir` and goes on with what was left undone. Must be called within
-    /// a multi-thread runtime; blocks.
-    pub fn open(dir: &Path, fs_id: ClusterId, node: NodeId, cluster: Arc<Cluster>) -> Result<Arc<Self>, StartError> {
+    /// a multi-thread runtime; blocks. `lock`: the directory's; kept until the last part of the server is gone.
+    pub fn open(
+        dir: &Path,
+        lock: DirLock,
+        fs_id: ClusterId,
+        node: NodeId,
+        cluster: Arc<Cluster>,
+    ) -> Result<Arc<Self>, StartError> {
         let access = Arc::new(ClusterTargets(cluster));
-        let opening = Self::open_with(dir, fs_id, access);
+        let opening = Self::open_with(dir, lock, fs_id, access);
         let server = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(opening))?;
         tracing::info!(%node, dir = %dir.display(), "meta server is up");
         server.start();
@@ -76,14 +83,19 @@ impl MetaServer {
     }
 
     /// Without background tasks, with any targets.
-    async fn open_with(dir: &Path, fs_id: ClusterId, access: Arc<dyn TargetAccess>) -> Result<Arc<Self>, StartError> {
+    async fn open_with(
+        dir: &Path,
+        lock: DirLock,
+        fs_id: ClusterId,
+        access: Arc<dyn TargetAccess>,
+    ) -> Result<Arc<Self>, StartError> {
         let what = format!("cannot open the meta store in {}", dir.display());
         let fail = |e: &dyn std::fmt::Display| {
             StartError::new(what.clone(), e, "see the log; if the disk failed, restore the directory from a backup")
         };
         let upgrade = |e: &dyn std::fmt::Display| StartError::new(what.clone(), e, version::UPGRADE);
         let config = StoreConfig::new(dir.to_path_buf(), fs_id, 0);
-        let opened = tokio::task::spawn_blocking(move || Store::open(config)).await.map_err(|e| fail(&e))?;
+        let opened = tokio::task::spawn_blocking(move || Store::open(config, lock)).await.map_err(|e| fail(&e))?;
         let store = opened.map_err(|e| if matches!(e, StoreError::Newer(_)) { upgrade(&e) } else { fail(&e) })?;
         let ids = store.id_allocator("ids", ID_BATCH).await.map_err(|e| fail(&e))?;
         let mut server = Self {

@@ -5,6 +5,7 @@
 
 use super::state::State;
 use crate::base::codec;
+use crate::base::format::{self, DirLock};
 use crate::base::ids::ClusterId;
 use crate::base::start::StartError;
 use crate::base::version::{self, Unreadable};
@@ -12,7 +13,7 @@ use crate::net::identity::CertificateAuthority;
 use redb::{Database, Durability, ReadableDatabase, TableDefinition};
 use serde::{Deserialize, Serialize};
 use std::fmt::Display;
-use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
@@ -22,7 +23,6 @@ const STATE_KEY: &str = "state";
 /// Of the record's layout; stands before it as four little-endian bytes.
 const STATE_FORMAT: u32 = 1;
 const DATABASE_FILE: &str = "mgmt.redb";
-const LOCK_FILE: &str = "lock";
 const CA_DIR: &str = "ca";
 const CA_CERT_FILE: &str = "cert.pem";
 const CA_KEY_FILE: &str = "key.pem";
@@ -39,7 +39,7 @@ pub struct Store {
     database: Database,
     ca_fingerprint: [u8; 32],
     fenced: bool,
-    _lock: File,
+    _lock: DirLock,
 }
 
 /// What `open` found or made.
@@ -67,17 +67,7 @@ impl Store {
             options.read(true).write(true).create(true).truncate(false).mode(0o600);
             options
         };
-        let lock = open().open(dir.join(LOCK_FILE)).map_err(io)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(fail(
-                    &"another process uses it",
-                    "stop that process, or give this one a directory of its own",
-                ));
-            }
-            Err(TryLockError::Error(e)) => return Err(io(e)),
-        }
+        let lock = format::lock(dir)?;
         let ca_dir = dir.join(CA_DIR);
         let had_ca = ca_dir.join(CA_CERT_FILE).exists();
         if had_ca && !dir.join(DATABASE_FILE).exists() {
