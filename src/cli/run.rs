@@ -20,6 +20,7 @@ use crate::net::router::Router;
 use crate::roles::client::{Client, MountOptions};
 use crate::roles::meta::MetaServer;
 use crate::roles::mgmt::Mgmt;
+use crate::roles::mgmt::store::OtherDir;
 use crate::roles::storage::{OpenTarget, StorageServer};
 use bytes::Bytes;
 use std::fs;
@@ -196,6 +197,16 @@ impl StateDir {
     }
 }
 
+/// A directory beside mgmt's that is of a cluster already.
+fn other_dir<'a>(mut state: impl Iterator<Item = &'a StateDir>, dirs: &Dirs) -> Option<OtherDir> {
+    let known = |d: &StateDir| Some(OtherDir { path: d.path.clone(), cluster: d.record.as_ref()?.cluster });
+    state.find_map(known).or_else(|| {
+        // In mgmt's own directory it says nothing about the others.
+        let map = Cluster::saved_map(&dirs.own.join(MAP_FILE)).ok().flatten().filter(|_| dirs.own != dirs.mgmt)?;
+        Some(OtherDir { path: dirs.own.clone(), cluster: map.cluster })
+    })
+}
+
 /// A line for the person who started it.
 fn say(line: &str) {
     use std::io::Write;
@@ -268,7 +279,8 @@ impl Running {
             _ => Vec::new(),
         };
         let identity = if config.has(Role::Mgmt) {
-            let mgmt = Mgmt::open(&dirs.mgmt, &self.name)?;
+            let others = other_dir(meta_dir.iter().chain(&targets), &dirs);
+            let mgmt = Mgmt::open(&dirs.mgmt, &self.name, others.as_ref())?;
             self.mgmt = Some(mgmt.clone());
             self.identity_from(&mgmt, &dirs)?
         } else {

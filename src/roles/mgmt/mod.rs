@@ -19,7 +19,7 @@ use state::{Command, MemberKey, Outcome, Refused, State};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use store::Store;
+use store::{OtherDir, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -48,11 +48,12 @@ pub struct Mgmt {
 
 impl Mgmt {
     /// Opens the directory, at the first start making cluster id and authority. Starts the clock of reachability, which
-    /// needs the tokio runtime. `name` is mgmt's alias.
-    pub fn open(dir: &Path, name: &str) -> Result<Arc<Mgmt>, StartError> {
+    /// needs the tokio runtime. `name` is mgmt's alias. `others`: another role's directory of this process that is of a
+    /// cluster already; then no new cluster is made.
+    pub fn open(dir: &Path, name: &str, others: Option<&OtherDir>) -> Result<Arc<Mgmt>, StartError> {
         let runtime = tokio::runtime::Handle::try_current()
             .map_err(|e| StartError::new("cannot start mgmt", e, "this is a fault of the program; report it"))?;
-        let store::Opened { store, mut state, authority, created } = Store::open(dir)?;
+        let store::Opened { store, mut state, authority, created } = Store::open(dir, others)?;
         let cluster = state.map().cluster;
         if let Err(refused) = state.apply(unix_seconds(), Command::Start) {
             return Err(StartError::new("cannot start mgmt", refused, "report this"));

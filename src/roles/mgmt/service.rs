@@ -275,7 +275,7 @@ mod tests {
     #[tokio::test]
     async fn join_with_the_right_proof_gets_a_certificate_and_survives_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m", None).unwrap();
         assert!(mgmt.created());
         let token = token(&mgmt, Some(1));
         assert_eq!(token.ca_fingerprint, mgmt.ca_fingerprint());
@@ -300,7 +300,7 @@ mod tests {
     /// A tick in flight may hold the old one for a moment.
     async fn reopen(dir: &std::path::Path) -> Arc<Mgmt> {
         for _ in 0..100 {
-            if let Ok(mgmt) = Mgmt::open(dir, "m") {
+            if let Ok(mgmt) = Mgmt::open(dir, "m", None) {
                 return mgmt;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -311,7 +311,7 @@ mod tests {
     #[tokio::test]
     async fn join_with_a_wrong_proof_is_refused_and_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m", None).unwrap();
         let token = token(&mgmt, None);
         let (_, csr) = new_key_and_csr().unwrap();
         let good = request(&token, &[5; 32], Role::Storage, &csr);
@@ -330,7 +330,7 @@ mod tests {
     #[tokio::test]
     async fn issue_local_gives_the_same_numbers_again() {
         let dir = tempfile::tempdir().unwrap();
-        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m", None).unwrap();
         let wanted = [Role::Mgmt, Role::Meta, Role::Storage].map(|role| WantedNode { role, number: None });
         let first = mgmt.issue_local(&wanted, "host").unwrap();
         assert_eq!(first.nodes(), mgmt.issue_local(&wanted, "host").unwrap().nodes());
@@ -349,7 +349,7 @@ mod tests {
     #[tokio::test]
     async fn node_joins_registers_and_is_removed_over_quic() {
         let dir = tempfile::tempdir().unwrap();
-        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m", None).unwrap();
         let own = mgmt.issue_local(&[WantedNode { role: Role::Mgmt, number: None }], "m").unwrap();
         let local = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = Endpoint::bind(local, Arc::new(own.clone()), true).unwrap();
