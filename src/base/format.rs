@@ -1,6 +1,7 @@
 //! The identity of a state directory: the file `beeswarm.toml` in it says whose it is, so that a disk is never taken
 //! for another, or for an empty one. Nothing here ever overwrites an identity.
 
+use super::durable;
 use super::ids::{ClusterId, NodeId, Role, TargetId};
 use super::start::StartError;
 use super::version::{self, Unreadable};
@@ -22,10 +23,10 @@ pub const LOCK_FILE: &str = "lock";
 pub const IDENTITY_DIR: &str = "identity";
 /// The last cluster map, beside it.
 pub const MAP_FILE: &str = "map.json";
-const TEMP_FILE: &str = "beeswarm.toml.new";
 /// What may lie in a directory before its identity: left by mkfs, by an interrupted first start, or because a process with
 /// one role keeps its certificate and map in that role's directory.
-const EARLY_FILES: [&str; 6] = ["lost+found", LOCK_FILE, TEMP_FILE, IDENTITY_DIR, MAP_FILE, "map.new"];
+const EARLY_FILES: [&str; 7] =
+    ["lost+found", LOCK_FILE, "beeswarm.toml.new", IDENTITY_DIR, MAP_FILE, "map.json.new", "map.new"];
 /// An identity file is short; what is longer is not one.
 const FORMAT_FILE_BYTES_MAX: u64 = 64 << 10;
 
@@ -170,23 +171,8 @@ pub fn write_format(dir: &Path, record: &FormatRecord) -> Result<(), StartError>
     let text = format!(
         "# Identity of this directory, written by beeswarm at its first use. Do not edit, copy or delete.\n{text}"
     );
-    let temp = dir.join(TEMP_FILE);
     let path = dir.join(FORMAT_FILE);
-    let write = || -> io::Result<()> {
-        // A leftover may be another link to an identity: removed, not written into.
-        match fs::remove_file(&temp) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let mut file = File::create_new(&temp)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        // A link, not a rename: it fails when the name is taken.
-        fs::hard_link(&temp, &path)?;
-        File::open(dir)?.sync_all()?;
-        fs::remove_file(&temp)
-    };
-    write().map_err(|e| match e.kind() {
+    durable::create_file(&path, text.as_bytes(), durable::PUBLIC).map_err(|e| match e.kind() {
         io::ErrorKind::AlreadyExists => StartError::new(
             format!("cannot prepare {}", dir.display()),
             format!("it has got a {FORMAT_FILE} already"),

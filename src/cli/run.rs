@@ -3,6 +3,7 @@
 
 use super::discover::{RunFile, RunRecord};
 use super::{join, start};
+use crate::base::durable;
 use crate::base::error::ErrorCode;
 use crate::base::format::{self, DirLock, DirState, Expected, FormatRecord, IDENTITY_DIR, MAP_FILE};
 use crate::base::ids::{ClusterId, NodeId, Role, TargetId, TargetUuid};
@@ -25,7 +26,7 @@ use crate::roles::storage::{OpenTarget, StorageServer};
 use bytes::Bytes;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -410,7 +411,7 @@ impl Running {
             if !file.exists() {
                 let roles = vec![Role::Meta, Role::Storage, Role::Client];
                 let token = mgmt.make_token(&TokenRequest { roles, valid_seconds: None, uses: None })?;
-                write_secret(&file, &token).map_err(|e| {
+                durable::create_file(&file, format!("{token}\n").as_bytes(), durable::SECRET).map_err(|e| {
                     StartError::new(format!("write {}", file.display()), e, "Check the disk and its permissions.")
                 })?;
                 say(&format!("made a join token for more machines in {}", file.display()));
@@ -573,13 +574,6 @@ fn advice(error: ErrorCode) -> &'static str {
 
 fn list(addrs: &[SocketAddr]) -> String {
     addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
-}
-
-fn write_secret(path: &Path, text: &str) -> std::io::Result<()> {
-    use std::io::Write;
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    writeln!(file, "{text}")?;
-    file.sync_all()
 }
 
 /// Makes what this program may make.

@@ -9,6 +9,7 @@ use super::{
     rpc::{Call, Peer},
 };
 use crate::base::{
+    durable,
     error::{ErrorClass, ErrorCode},
     ids::{ClusterId, MapVersion, NodeId, Role},
     version::{self, Unreadable},
@@ -19,7 +20,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
-    io::{self, Write},
+    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -49,6 +50,8 @@ pub struct Cluster {
     mgmt: Vec<SocketAddr>,
     map: watch::Sender<Arc<ClusterMap>>,
     map_file: Option<PathBuf>,
+    /// Held while the map file is written. Locked alone.
+    saving: Mutex<()>,
     capacities: Capacities,
     /// Locked for a look-up only, never across an await. Taken before nothing else.
     peers: Mutex<HashMap<NodeId, Arc<Peer>>>,
@@ -89,6 +92,7 @@ impl Cluster {
             mgmt,
             map: watch::Sender::new(Arc::new(initial)),
             map_file,
+            saving: Mutex::default(),
             capacities,
             peers: Mutex::default(),
             outages: Mutex::default(),
@@ -296,12 +300,13 @@ impl Cluster {
 
     fn save_map(&self) {
         let Some(path) = &self.map_file else { return };
+        let _one = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
         let map = self.map();
         if map.version == MapVersion::default() {
             return; // nothing is known yet: what an earlier run kept may still be of use
         }
         let record = MapRecord { format: MAP_FORMAT, map: (*map).clone() };
-        if let Err(e) = write_atomically(path, &record) {
+        if let Err(e) = write_map(path, &record) {
             tracing::warn!(
                 "cannot keep the cluster map in {}: {e}; a start without mgmt will not work",
                 path.display()
@@ -399,14 +404,8 @@ fn join(addrs: &[SocketAddr]) -> String {
     addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The file holds the old or the new record, never half of one.
-fn write_atomically<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
-    let text = serde_json::to_vec_pretty(record)?;
-    let temporary = path.with_extension("new");
-    let mut file = std::fs::File::create(&temporary)?;
-    file.write_all(&text)?;
-    file.sync_data()?;
-    std::fs::rename(&temporary, path)
+fn write_map(path: &Path, record: &MapRecord) -> io::Result<()> {
+    durable::write_file(path, &serde_json::to_vec_pretty(record)?, durable::SECRET)
 }
 
 #[cfg(test)]
@@ -419,7 +418,7 @@ mod tests {
         let path = dir.path().join("map.json");
         assert!(Cluster::saved_map(&path).expect("no file").is_none());
         let map = ClusterMap { cluster: ClusterId::random(), ..ClusterMap::default() };
-        write_atomically(&path, &MapRecord { format: 1, map: map.clone() }).expect("write");
+        write_map(&path, &MapRecord { format: 1, map: map.clone() }).expect("write");
         assert_eq!(Cluster::saved_map(&path).expect("read"), Some(map));
         std::fs::write(&path, b"{").expect("write");
         assert!(Cluster::saved_map(&path).unwrap_err().to_string().contains("damaged"));

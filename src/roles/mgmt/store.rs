@@ -5,6 +5,7 @@
 
 use super::state::State;
 use crate::base::codec;
+use crate::base::durable;
 use crate::base::format::{self, DirLock, DirState, Expected, FormatRecord};
 use crate::base::ids::{ClusterId, Role};
 use crate::base::start::StartError;
@@ -14,8 +15,7 @@ use crate::net::identity::CertificateAuthority;
 use redb::{Database, Durability, ReadableDatabase, TableDefinition};
 use serde::{Deserialize, Serialize};
 use std::fmt::Display;
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::Write;
+use std::fs::{DirBuilder, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -163,7 +163,7 @@ impl Store {
         let authority = CertificateAuthority::generate(state.map().cluster).map_err(|e| fail(&e, "start again"))?;
         write(&database, &state, None).map_err(|e| fail(&e, again))?;
         write_authority(&ca_dir, &authority).map_err(|e| fail(&e, again))?;
-        File::open(dir).and_then(|d| d.sync_all()).map_err(io)?;
+        durable::sync_dir(dir).map_err(io)?;
         let ca_fingerprint = authority.fingerprint();
         write(&database, &state, Some(ca_fingerprint)).map_err(|e| fail(&e, again))?;
         // Last: a directory with an identity holds a whole cluster.
@@ -236,17 +236,16 @@ fn read_authority(dir: &Path) -> Result<CertificateAuthority, String> {
 fn write_authority(dir: &Path, authority: &CertificateAuthority) -> Result<(), std::io::Error> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     for (name, text) in [(CA_KEY_FILE, authority.key_pem()), (CA_CERT_FILE, authority.cert_pem())] {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(dir.join(name))?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
+        durable::write_file(&dir.join(name), text.as_bytes(), durable::SECRET)?;
     }
-    File::open(dir)?.sync_all()
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::state::Command;
     use super::*;
+    use std::fs::File;
 
     #[test]
     fn reopen_gives_back_state_and_authority() {
