@@ -359,10 +359,12 @@ impl ChunkStore {
             y.parent().map_or(Ok(()), make_dir)?;
             make_dir(y)?;
         }
+        let bytes =
+            codec::encode_bounded(header).map_err(|e| ChunkError::Header { path: path.clone(), why: e.to_string() })?;
         let temporary = path.with_extension("new");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let made = rustix::fs::open(&temporary, flags, Mode::from_raw_mode(0o600)).and_then(|fd| {
-            rustix::fs::fsetxattr(&fd, XATTR, &codec::encode(header), XattrFlags::empty())?;
+            rustix::fs::fsetxattr(&fd, XATTR, &bytes, XattrFlags::empty())?;
             rustix::fs::rename(&temporary, &path)?;
             Ok(fd)
         });

@@ -72,7 +72,11 @@ pub fn get<T: Record>(db: &dyn Rows, table: Table, key: &[u8]) -> Result<Option<
 
 /// Writes a typed row.
 pub fn put<T: Record>(db: &mut dyn RowsMut, table: Table, key: &[u8], record: &T) -> Result<(), ErrorCode> {
-    db.put(table, key, codec::encode(record))
+    let value = codec::encode_bounded(record).map_err(|e| {
+        tracing::error!("a row of table {} cannot be written: {e}", table.name());
+        ErrorCode::NoSpace
+    })?;
+    db.put(table, key, value)
 }
 
 /// An inode; `NotFound` if it is not there.

@@ -250,12 +250,12 @@ fn list(nodes: &[NodeId]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::ids::{NodeNumber, Role};
+    use crate::base::ids::{NodeNumber, Role, TargetUuid};
     use crate::net::endpoint::{Connection, Endpoint};
     use crate::net::frame::CallContext;
     use crate::net::identity::{Identity, new_key_and_csr};
     use crate::net::join::JoinToken;
-    use crate::net::msg::mgmt::WantedNode;
+    use crate::net::msg::mgmt::{AnnouncedTarget, WantedNode};
 
     fn request(token: &JoinToken, exporter: &[u8; 32], role: Role, csr_pem: &str) -> JoinRequest {
         JoinRequest {
@@ -339,6 +339,48 @@ mod tests {
         assert_eq!(mgmt.join_hint().len(), 3);
         let map = mgmt.watch().borrow().clone();
         assert_eq!(map.cluster, mgmt.cluster());
+    }
+
+    #[tokio::test]
+    async fn a_state_that_could_not_be_read_again_is_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m", None).unwrap();
+        let node = mgmt.issue_local(&[WantedNode { role: Role::Storage, number: None }], "s").unwrap().nodes()[0];
+        let register = |begin: u32, count: u32| {
+            let target = |n: u32| AnnouncedTarget {
+                id: None,
+                uuid: TargetUuid::random(),
+                path: format!("/{n}/{}", "x".repeat(4000)),
+                device: 1,
+                total_bytes: 100,
+                free_bytes: 50,
+                total_inodes: 10,
+                free_inodes: 5,
+                fresh: true,
+            };
+            let (name, version) = ("s".to_owned(), "1".to_owned());
+            let targets = (begin..begin + count).map(target).collect();
+            mgmt.execute(Command::Register { nodes: vec![node], name, addrs: Vec::new(), version, targets })
+        };
+        let mut begin = 0;
+        let refused = loop {
+            let before = (mgmt.lock().state.clone(), mgmt.watch().borrow().clone());
+            match register(begin, 200) {
+                Ok(_) => begin += 200,
+                Err(refused) => {
+                    assert_eq!((mgmt.lock().state.clone(), mgmt.watch().borrow().clone()), before);
+                    break refused;
+                }
+            }
+        };
+        assert_eq!((refused.code, begin), (ErrorCode::NoSpace, 1000));
+        assert!(refused.reason.contains("cannot grow"), "{refused}");
+        // It goes on: what fits is kept, and all of it is found again.
+        register(begin, 1).unwrap();
+        let state = mgmt.lock().state.clone();
+        mgmt.shutdown().await;
+        drop(mgmt);
+        assert_eq!(reopen(dir.path()).await.lock().state.map().targets, state.map().targets);
     }
 
     async fn call<C: Call>(connection: &Connection, request: &C) -> Result<C::Reply, ErrorCode> {

@@ -55,6 +55,17 @@ pub struct OtherDir {
     pub cluster: ClusterId,
 }
 
+/// Why a state was not kept.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PutError {
+    /// It has grown too large; the one before is still there.
+    #[error("mgmt's state cannot grow any more: {0}; nothing was changed, and no node, target or token can be added")]
+    TooLong(#[from] codec::TooLong),
+    /// The database could not be written.
+    #[error("{0}")]
+    Failed(String),
+}
+
 /// What `open` found or made.
 pub struct Opened {
     /// For later changes.
@@ -172,12 +183,18 @@ impl Store {
         Ok(Opened { store, state, authority, created: true })
     }
 
-    /// Keeps the state; durable on return. After a failure every further call fails until the directory is reopened.
-    pub fn put(&mut self, state: &State) -> Result<(), String> {
+    /// Keeps the state; durable on return. A state too large to be read again is refused and nothing has changed. After
+    /// any other failure every further call fails until the directory is reopened.
+    pub fn put(&mut self, state: &State) -> Result<(), PutError> {
         if self.fenced {
-            return Err("an earlier write failed; restart mgmt after its disk has been repaired".to_owned());
+            let why = "an earlier write failed; restart mgmt after its disk has been repaired";
+            return Err(PutError::Failed(why.to_owned()));
         }
-        write(&self.database, state, Some(self.ca_fingerprint)).inspect_err(|_| self.fenced = true)
+        let result = write(&self.database, state, Some(self.ca_fingerprint));
+        if let Err(PutError::Failed(_)) = result {
+            self.fenced = true;
+        }
+        result
     }
 
     /// Whether a write has failed.
@@ -206,11 +223,11 @@ fn read(database: &Database) -> Result<Option<StateRecord>, Unreadable> {
     codec::decode(record).map(Some).map_err(|e| Unreadable::Damaged(e.to_string()))
 }
 
-fn write(database: &Database, state: &State, ca_fingerprint: Option<[u8; 32]>) -> Result<(), String> {
+fn write(database: &Database, state: &State, ca_fingerprint: Option<[u8; 32]>) -> Result<(), PutError> {
     let record = StateRecord { state: state.clone(), ca_fingerprint };
     let mut bytes = STATE_FORMAT.to_le_bytes().to_vec();
-    bytes.extend_from_slice(&codec::encode(&record));
-    write_bytes(database, &bytes)
+    bytes.extend_from_slice(&codec::encode_bounded(&record)?);
+    write_bytes(database, &bytes).map_err(PutError::Failed)
 }
 
 fn write_bytes(database: &Database, bytes: &[u8]) -> Result<(), String> {
