@@ -85,6 +85,7 @@ registry! {
     Forbidden = 84, Fatal, ACCESS, "peer's certificate does not allow this call";
     BadToken = 85, Fatal, ACCESS, "join token refused";
     Conflict = 86, Fatal, EXIST, "id or name is taken by another node";
+    TooNew = 87, Fatal, IO, "stored data is of a newer version of beeswarm; see the server's log";
     BadMessage = 90, Bug, PROTO, "message cannot be decoded";
     UnknownMethod = 91, Bug, NOSYS, "method is not known to this version";
     Internal = 92, Bug, IO, "internal error; see the server's log";

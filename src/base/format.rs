@@ -1,8 +1,10 @@
 //! The identity of a state directory: the file `beeswarm.toml` in it says whose it is, so that a disk is never taken
 //! for another, or for an empty one. Nothing here ever overwrites an identity.
 
+use super::durable;
 use super::ids::{ClusterId, NodeId, Role, TargetId};
 use super::start::StartError;
+use super::version::{self, Unreadable};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
@@ -17,7 +19,14 @@ pub const FORMAT: u32 = 1;
 pub const FORMAT_FILE: &str = "beeswarm.toml";
 /// Name of the lock file.
 pub const LOCK_FILE: &str = "lock";
-const TEMP_FILE: &str = "beeswarm.toml.new";
+/// A node's certificate, in the directory that a process calls its own.
+pub const IDENTITY_DIR: &str = "identity";
+/// The last cluster map, beside it.
+pub const MAP_FILE: &str = "map.json";
+/// What may lie in a directory before its identity: left by mkfs, by an interrupted first start, or because a process with
+/// one role keeps its certificate and map in that role's directory.
+const EARLY_FILES: [&str; 7] =
+    ["lost+found", LOCK_FILE, "beeswarm.toml.new", IDENTITY_DIR, MAP_FILE, "map.json.new", "map.new"];
 /// An identity file is short; what is longer is not one.
 const FORMAT_FILE_BYTES_MAX: u64 = 64 << 10;
 
@@ -77,21 +86,12 @@ impl FormatRecord {
 pub enum DirState {
     /// There is no such directory.
     Missing,
-    /// Nothing (or what a new file system or an interrupted first start leaves).
+    /// Nothing but what may lie there before the identity.
     Empty,
     /// Files, but no identity: not ours to touch. Holds one of their names.
     Foreign(String),
     /// Has an identity.
     Ours(FormatRecord),
-}
-
-/// A directory that may be used.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Prepared {
-    /// It was empty; its identity has just been written.
-    pub fresh: bool,
-    /// Its identity.
-    pub record: FormatRecord,
 }
 
 /// What a directory's identity must be.
@@ -130,7 +130,7 @@ pub fn inspect(dir: &Path) -> Result<DirState, StartError> {
     }
     for entry in entries {
         let name = entry.map_err(|e| cannot("read", dir, e))?.file_name();
-        if name != "lost+found" && name != LOCK_FILE && name != TEMP_FILE {
+        if !EARLY_FILES.iter().any(|early| name == *early) {
             return Ok(DirState::Foreign(name.to_string_lossy().into_owned()));
         }
     }
@@ -154,13 +154,13 @@ fn read_record(path: &Path, file: File) -> Result<FormatRecord, StartError> {
         if e.kind() == io::ErrorKind::InvalidData { damaged(e.to_string()) } else { cannot("read", path, e) }
     })?;
     // The version first: a newer format may have other fields.
-    let version: Version = toml::from_str(&text).map_err(|e| damaged(e.to_string()))?;
-    if version.format > FORMAT {
-        return Err(StartError::new(
-            format!("cannot use {}", path.display()),
-            format!("it has format {}, this version knows formats up to {FORMAT}", version.format),
-            "upgrade beeswarm on this machine to the version that wrote it, or a later one",
-        ));
+    let found: Version = toml::from_str(&text).map_err(|e| damaged(e.to_string()))?;
+    match version::check(found.format, FORMAT) {
+        Ok(()) => {}
+        Err(Unreadable::Newer(e)) => {
+            return Err(StartError::new(format!("cannot use {}", path.display()), e, version::UPGRADE));
+        }
+        Err(Unreadable::Damaged(why)) => return Err(damaged(why)),
     }
     toml::from_str(&text).map_err(|e| damaged(e.to_string()))
 }
@@ -171,23 +171,8 @@ pub fn write_format(dir: &Path, record: &FormatRecord) -> Result<(), StartError>
     let text = format!(
         "# Identity of this directory, written by beeswarm at its first use. Do not edit, copy or delete.\n{text}"
     );
-    let temp = dir.join(TEMP_FILE);
     let path = dir.join(FORMAT_FILE);
-    let write = || -> io::Result<()> {
-        // A leftover may be another link to an identity: removed, not written into.
-        match fs::remove_file(&temp) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        let mut file = File::create_new(&temp)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        // A link, not a rename: it fails when the name is taken.
-        fs::hard_link(&temp, &path)?;
-        File::open(dir)?.sync_all()?;
-        fs::remove_file(&temp)
-    };
-    write().map_err(|e| match e.kind() {
+    durable::create_file(&path, text.as_bytes(), durable::PUBLIC).map_err(|e| match e.kind() {
         io::ErrorKind::AlreadyExists => StartError::new(
             format!("cannot prepare {}", dir.display()),
             format!("it has got a {FORMAT_FILE} already"),
@@ -253,27 +238,6 @@ pub fn verify(dir: &Path, record: &FormatRecord, expected: &Expected) -> Result<
         }
     }
     Ok(())
-}
-
-/// Verifies a directory that has an identity, or gives an empty one that of `make`. Hold the lock meanwhile.
-pub fn check_or_prepare(
-    dir: &Path,
-    expected: &Expected,
-    make: impl FnOnce() -> Result<FormatRecord, StartError>,
-) -> Result<Prepared, StartError> {
-    match inspect(dir)? {
-        DirState::Ours(record) => {
-            verify(dir, &record, expected)?;
-            Ok(Prepared { fresh: false, record })
-        }
-        DirState::Empty => {
-            let record = make()?;
-            write_format(dir, &record)?;
-            Ok(Prepared { fresh: true, record })
-        }
-        DirState::Missing => Err(missing(dir)),
-        DirState::Foreign(name) => Err(foreign(dir, &name)),
-    }
 }
 
 /// The refusal of a directory that is not there.
@@ -374,27 +338,27 @@ mod tests {
     }
 
     #[test]
-    fn prepares_an_empty_directory_and_finds_it_again() {
+    fn an_empty_directory_gets_its_identity() {
         let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("lost+found")).unwrap();
+        for early in ["lost+found", IDENTITY_DIR] {
+            fs::create_dir(dir.path().join(early)).unwrap();
+        }
         let _lock = lock(dir.path()).unwrap();
         let r = record(dir.path());
-        let first = check_or_prepare(dir.path(), &expected(&r), || Ok(r.clone())).unwrap();
-        assert!(first.fresh);
-        let again = check_or_prepare(dir.path(), &expected(&r), || panic!("not fresh")).unwrap();
-        assert_eq!(again, Prepared { fresh: false, record: r });
+        assert_eq!(inspect(dir.path()).unwrap(), DirState::Empty);
+        write_format(dir.path(), &r).unwrap();
+        assert_eq!(inspect(dir.path()).unwrap(), DirState::Ours(r.clone()));
+        verify(dir.path(), &r, &expected(&r)).unwrap();
     }
 
     #[test]
-    fn refuses_missing_and_foreign_directories() {
+    fn missing_and_foreign_directories_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
-        let r = record(dir.path());
         let gone = dir.path().join("gone");
-        assert!(check_or_prepare(&gone, &expected(&r), || Ok(r.clone())).unwrap_err().todo.contains("mkdir"));
+        assert_eq!(inspect(&gone).unwrap(), DirState::Missing);
         assert!(lock(&gone).unwrap_err().todo.contains("mkdir"));
         fs::write(dir.path().join("photo.jpg"), "x").unwrap();
-        let e = check_or_prepare(dir.path(), &expected(&r), || Ok(r.clone())).unwrap_err();
-        assert!(e.why.contains("photo.jpg"));
+        assert_eq!(inspect(dir.path()).unwrap(), DirState::Foreign("photo.jpg".into()));
         assert!(!dir.path().join(FORMAT_FILE).exists());
     }
 
@@ -421,6 +385,8 @@ mod tests {
         assert!(write_format(dir.path(), &r).unwrap_err().why.contains("already"));
         fs::write(dir.path().join(FORMAT_FILE), "format = 2\nshape = \"new\"\n").unwrap();
         assert!(inspect(dir.path()).unwrap_err().todo.contains("upgrade"));
+        fs::write(dir.path().join(FORMAT_FILE), "format = 0\n").unwrap();
+        assert!(inspect(dir.path()).unwrap_err().todo.contains("backup"));
         fs::write(dir.path().join(FORMAT_FILE), "").unwrap();
         assert!(inspect(dir.path()).unwrap_err().todo.contains("backup"));
     }

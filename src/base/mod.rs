@@ -6,3 +6,4 @@ pub mod error;
 pub mod format;
 pub mod ids;
 pub mod start;
+pub mod version;

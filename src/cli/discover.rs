@@ -5,13 +5,13 @@
 //! the files of running processes (mgmt's own first: its certificate is the admin's), the files in /etc/beeswarm.
 
 use super::{Common, entry};
-use crate::base::{ids::Role, start::StartError};
+use crate::base::{durable, ids::Role, start::StartError};
 use crate::config::{Layer, with_port};
 use crate::limits;
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// What a running process says about itself.
@@ -37,10 +37,7 @@ impl RunFile {
         let dir = run_dir();
         fs::DirBuilder::new().recursive(true).mode(0o755).create(&dir)?;
         let path = dir.join(format!("{}.json", std::process::id()));
-        let temporary = dir.join(format!("{}.new", std::process::id()));
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        file.write_all(&serde_json::to_vec_pretty(record)?)?;
-        fs::rename(&temporary, &path)?;
+        durable::write_file(&path, &serde_json::to_vec_pretty(record)?, durable::SECRET)?;
         Ok(Self(path))
     }
 }

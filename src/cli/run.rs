@@ -3,8 +3,9 @@
 
 use super::discover::{RunFile, RunRecord};
 use super::{join, start};
+use crate::base::durable;
 use crate::base::error::ErrorCode;
-use crate::base::format::{self, DirLock, DirState, Expected, FormatRecord};
+use crate::base::format::{self, DirLock, DirState, Expected, FormatRecord, IDENTITY_DIR, MAP_FILE};
 use crate::base::ids::{ClusterId, NodeId, Role, TargetId, TargetUuid};
 use crate::base::start::StartError;
 use crate::config::Config;
@@ -20,11 +21,12 @@ use crate::net::router::Router;
 use crate::roles::client::{self, Client, MountOptions};
 use crate::roles::meta::MetaServer;
 use crate::roles::mgmt::Mgmt;
+use crate::roles::mgmt::store::OtherDir;
 use crate::roles::storage::{OpenTarget, StorageServer};
 use bytes::Bytes;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -35,9 +37,6 @@ use tokio_util::sync::CancellationToken;
 const REGISTER_WAIT: Duration = Duration::from_secs(60);
 /// Targets that `--role all` makes when nothing is said.
 const TARGETS_OF_ALL: u16 = 4;
-/// What a process keeps in its first directory besides the role's own state.
-const IDENTITY_DIR: &str = "identity";
-const MAP_FILE: &str = "map.json";
 
 /// Runs the process until it is told to stop.
 pub fn run(config: Config) -> Result<(), StartError> {
@@ -150,24 +149,12 @@ fn client_dir(mount: Option<&Path>) -> PathBuf {
     PathBuf::from(format!("/var/lib/beeswarm/client-{escaped}"))
 }
 
-/// A directory that holds only what this program puts there before the directory's identity.
-fn is_begun_only(dir: &Path) -> bool {
-    let Ok(mut entries) = fs::read_dir(dir) else { return false };
-    entries.all(|entry| {
-        entry.is_ok_and(|e| {
-            [IDENTITY_DIR, MAP_FILE, "map.new", "lost+found", format::LOCK_FILE, "beeswarm.toml.new"]
-                .iter()
-                .any(|n| e.file_name() == *n)
-        })
-    })
-}
-
 /// A locked state directory, before its role is opened.
 struct StateDir {
     path: PathBuf,
     record: Option<FormatRecord>,
     uuid: uuid::Uuid,
-    lock: Option<DirLock>,
+    lock: DirLock,
 }
 
 impl StateDir {
@@ -183,12 +170,11 @@ impl StateDir {
                 Some(record)
             }
             DirState::Empty => None,
-            DirState::Foreign(_) if is_begun_only(path) => None,
             DirState::Foreign(name) => return Err(format::foreign(path, &name)),
             DirState::Missing => return Err(format::missing(path)),
         };
         let uuid = record.as_ref().map_or_else(uuid::Uuid::new_v4, |r| r.uuid);
-        Ok(Self { path: path.to_owned(), record, uuid, lock: Some(lock) })
+        Ok(Self { path: path.to_owned(), record, uuid, lock })
     }
 
     /// Compares the identity with what the cluster says, or writes it.
@@ -212,6 +198,16 @@ impl StateDir {
     }
 }
 
+/// A directory beside mgmt's that is of a cluster already.
+fn other_dir<'a>(mut state: impl Iterator<Item = &'a StateDir>, dirs: &Dirs) -> Option<OtherDir> {
+    let known = |d: &StateDir| Some(OtherDir { path: d.path.clone(), cluster: d.record.as_ref()?.cluster });
+    state.find_map(known).or_else(|| {
+        // In mgmt's own directory it says nothing about the others.
+        let map = Cluster::saved_map(&dirs.own.join(MAP_FILE)).ok().flatten().filter(|_| dirs.own != dirs.mgmt)?;
+        Some(OtherDir { path: dirs.own.clone(), cluster: map.cluster })
+    })
+}
+
 /// A line for the person who started it.
 fn say(line: &str) {
     use std::io::Write;
@@ -225,7 +221,8 @@ struct Running {
     cancel: CancellationToken,
     name: String,
     is_up: bool,
-    locks: Vec<StateDir>,
+    /// Of the targets; meta and mgmt hold their own.
+    locks: Vec<DirLock>,
     endpoint: Option<Endpoint>,
     serving: Option<tokio::task::JoinHandle<()>>,
     mgmt: Option<Arc<Mgmt>>,
@@ -265,7 +262,7 @@ impl Running {
             None => None,
         };
         prepare_dirs(&config, &dirs)?;
-        let mut meta_dir = if config.has(Role::Meta) { Some(StateDir::take(&dirs.meta, Role::Meta)?) } else { None };
+        let meta_dir = if config.has(Role::Meta) { Some(StateDir::take(&dirs.meta, Role::Meta)?) } else { None };
         let mut targets = Vec::new();
         if config.has(Role::Storage) {
             for path in &dirs.targets {
@@ -287,7 +284,8 @@ impl Running {
             _ => Vec::new(),
         };
         let identity = if config.has(Role::Mgmt) {
-            let mgmt = Mgmt::open(&dirs.mgmt, &self.name)?;
+            let others = other_dir(meta_dir.iter().chain(&targets), &dirs);
+            let mgmt = Mgmt::open(&dirs.mgmt, &self.name, others.as_ref())?;
             self.mgmt = Some(mgmt.clone());
             self.identity_from(&mgmt, &dirs)?
         } else {
@@ -371,17 +369,14 @@ impl Running {
             let _ = self.storage.set(server);
             say(&format!("{node} ({}) is up: {}, targets {}", self.name, list(&addrs), shown.join(" ")));
         }
-        self.locks.extend(targets);
-        if let (Some(node), Some(dir)) = (id_of(Role::Meta), meta_dir.as_mut()) {
+        self.locks.extend(targets.into_iter().map(|dir| dir.lock));
+        if let (Some(node), Some(mut dir)) = (id_of(Role::Meta), meta_dir) {
             dir.settle(identity.cluster, node, None)?;
-            // The meta store holds this lock itself from here on.
-            dir.lock = None;
-            let server = MetaServer::open(&dir.path, identity.cluster, node, cluster.clone())?;
+            let server = MetaServer::open(&dir.path, dir.lock, identity.cluster, node, cluster.clone())?;
             router.serve(Role::Meta, server.clone());
             self.meta = Some(server);
             say(&format!("{node} ({}) is up: {}, state {}", self.name, list(&addrs), dir.path.display()));
         }
-        self.locks.extend(meta_dir);
         if let (Some(node), Some(mount)) = (id_of(Role::Client), mount_point) {
             let options = MountOptions {
                 wait: config.call_timeout,
@@ -420,7 +415,7 @@ impl Running {
             if !file.exists() {
                 let roles = vec![Role::Meta, Role::Storage, Role::Client];
                 let token = mgmt.make_token(&TokenRequest { roles, valid_seconds: None, uses: None })?;
-                write_secret(&file, &token).map_err(|e| {
+                durable::create_file(&file, format!("{token}\n").as_bytes(), durable::SECRET).map_err(|e| {
                     StartError::new(format!("write {}", file.display()), e, "Check the disk and its permissions.")
                 })?;
                 say(&format!("made a join token for more machines in {}", file.display()));
@@ -583,13 +578,6 @@ fn advice(error: ErrorCode) -> &'static str {
 
 fn list(addrs: &[SocketAddr]) -> String {
     addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
-}
-
-fn write_secret(path: &Path, text: &str) -> std::io::Result<()> {
-    use std::io::Write;
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    writeln!(file, "{text}")?;
-    file.sync_all()
 }
 
 /// Makes what this program may make.

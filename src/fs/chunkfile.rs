@@ -8,6 +8,7 @@ use crate::{
         codec,
         error::ErrorCode,
         ids::{ClusterId, DataId, InodeId, TargetId, TargetUuid},
+        version::{self, Unreadable},
     },
     fs::stripe::StripeKind,
 };
@@ -104,6 +105,14 @@ pub enum ChunkError {
         /// What differs.
         why: String,
     },
+    /// A newer beeswarm wrote the file's header.
+    #[error("chunk file {path}: its header: {source}; {}", version::UPGRADE)]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// The versions.
+        source: version::Newer,
+    },
     /// The directory cannot be used as a target.
     #[error("{path} cannot hold a target: {why}")]
     Unsuitable {
@@ -132,6 +141,7 @@ impl ChunkError {
             ChunkError::Missing { .. } => ErrorCode::ChunkMissing,
             ChunkError::Purged { .. } => ErrorCode::Stale,
             ChunkError::Header { .. } => ErrorCode::Corrupt,
+            ChunkError::Newer { .. } => ErrorCode::TooNew,
             ChunkError::Io { source: Errno::FBIG, .. } => ErrorCode::FileTooBig,
             ChunkError::Io { source: Errno::OPNOTSUPP, .. } => ErrorCode::NotSupported,
             ChunkError::Io { source: Errno::INVAL, .. } => ErrorCode::Invalid,
@@ -231,6 +241,11 @@ fn make_tombstone(path: &Path) -> Result<(), ChunkError> {
     dir.parent().map_or(Ok(()), sync_dir)
 }
 
+fn read_header(bytes: &[u8]) -> Result<ChunkHeaderRecord, Unreadable> {
+    version::check_u16(bytes, HEADER_VERSION)?;
+    codec::decode(bytes).map_err(|e| Unreadable::Damaged(e.to_string()))
+}
+
 impl ChunkStore {
     /// Opens a target directory, making its layout; refuses a file system without user xattrs.
     pub fn open(dir: &Path, fs_id: ClusterId, target: TargetUuid) -> Result<ChunkStore, ChunkError> {
@@ -327,11 +342,13 @@ impl ChunkStore {
         let mut bytes = vec![0u8; 4096];
         let len = rustix::fs::fgetxattr(&fd, XATTR, &mut bytes[..])
             .map_err(|e| ChunkError::Header { path: path.clone(), why: format!("no header: {e}") })?;
-        let header: ChunkHeaderRecord =
-            codec::decode(&bytes[..len]).map_err(|e| ChunkError::Header { path: path.clone(), why: e.to_string() })?;
-        if header.version != HEADER_VERSION
-            || (header.fs_id, header.ino, header.data_id) != (self.fs_id, key.ino, key.data_id)
-        {
+        let header = read_header(&bytes[..len]).map_err(|e| match e {
+            Unreadable::Newer(source) => ChunkError::Newer { path: path.clone(), source },
+            Unreadable::Damaged(why) => {
+                ChunkError::Header { path: path.clone(), why: format!("damaged header: {why}") }
+            }
+        })?;
+        if (header.fs_id, header.ino, header.data_id) != (self.fs_id, key.ino, key.data_id) {
             return Err(ChunkError::Header { path, why: "belongs to another file or file system".into() });
         }
         // A restart may have come between creation and the sync of the directory: sync it once more.
@@ -356,10 +373,12 @@ impl ChunkStore {
             y.parent().map_or(Ok(()), make_dir)?;
             make_dir(y)?;
         }
+        let bytes =
+            codec::encode_bounded(header).map_err(|e| ChunkError::Header { path: path.clone(), why: e.to_string() })?;
         let temporary = path.with_extension("new");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let made = rustix::fs::open(&temporary, flags, Mode::from_raw_mode(0o600)).and_then(|fd| {
-            rustix::fs::fsetxattr(&fd, XATTR, &codec::encode(header), XattrFlags::empty())?;
+            rustix::fs::fsetxattr(&fd, XATTR, &bytes, XattrFlags::empty())?;
             rustix::fs::rename(&temporary, &path)?;
             Ok(fd)
         });
@@ -690,6 +709,40 @@ mod tests {
         assert_eq!(sweep(), 1);
         assert!(!store.tombstone(k).exists());
         assert_eq!(sweep(), 0);
+    }
+
+    #[test]
+    fn a_newer_header_is_told_from_a_damaged_and_a_foreign_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (fs, uuid, k) = (ClusterId::random(), TargetUuid::random(), key(5));
+        let store = ChunkStore::open(dir.path(), fs, uuid).unwrap();
+        store.write(k, &header(fs, k, 0), 0, b"hello").unwrap();
+        let path = store.path(k);
+        let own = codec::encode(&header(fs, k, 0));
+        let read_with = |bytes: &[u8]| {
+            rustix::fs::setxattr(&path, XATTR, bytes, XattrFlags::empty()).unwrap();
+            let store = ChunkStore::open(dir.path(), fs, uuid).unwrap();
+            // Neither a read nor a write gets through, and the file stays.
+            let written = store.write(k, &header(fs, k, 0), 0, b"x");
+            let error = store.read(k, 0, 5).unwrap_err();
+            assert_eq!(written.unwrap_err().to_string(), error.to_string());
+            error
+        };
+        for newer in [&[2, 0][..], &[&[2, 0], &own[2..], b"more"].concat(), &[&[2, 0], &own[2..]].concat()] {
+            let error = read_with(newer);
+            assert_eq!(error.code(), ErrorCode::TooNew);
+            let text = error.to_string();
+            assert!(text.contains("version 2") && text.contains("up to 1") && text.contains("upgrade"), "{text}");
+            assert!(text.contains(path.to_str().unwrap()), "{text}");
+        }
+        for damaged in [&[][..], &own[..20], &[&own[..], b"more"].concat(), &vec![0; own.len()]] {
+            let error = read_with(damaged);
+            assert_eq!(error.code(), ErrorCode::Corrupt);
+            assert!(error.to_string().contains("damaged"), "{error}");
+        }
+        assert!(read_with(&codec::encode(&header(fs, key(6), 0))).to_string().contains("another file"));
+        rustix::fs::setxattr(&path, XATTR, &own, XattrFlags::empty()).unwrap();
+        assert_eq!(ChunkStore::open(dir.path(), fs, uuid).unwrap().read(k, 0, 5).unwrap(), b"hello");
     }
 
     #[test]

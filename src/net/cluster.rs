@@ -9,8 +9,10 @@ use super::{
     rpc::{Call, Peer},
 };
 use crate::base::{
+    durable,
     error::{ErrorClass, ErrorCode},
     ids::{ClusterId, MapVersion, NodeId, Role},
+    version::{self, Unreadable},
 };
 use crate::fs::map::{ClusterMap, NodeEntry};
 use crate::net::msg::mgmt::{SubscribeRequest, TargetCapacity};
@@ -18,7 +20,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
-    io::{self, Write},
+    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -33,6 +35,8 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// A subscription is answered after 2 s at the latest; much later than that, mgmt is away.
 const SUBSCRIBE_WAIT: Duration = Duration::from_secs(10);
+/// Of the map file.
+const MAP_FORMAT: u32 = 1;
 /// mgmt's id: there is one.
 pub const MGMT: NodeId = NodeId::new(Role::Mgmt, 1);
 
@@ -46,6 +50,8 @@ pub struct Cluster {
     mgmt: Vec<SocketAddr>,
     map: watch::Sender<Arc<ClusterMap>>,
     map_file: Option<PathBuf>,
+    /// Held while the map file is written. Locked alone.
+    saving: Mutex<()>,
     capacities: Capacities,
     /// Locked for a look-up only, never across an await. Taken before nothing else.
     peers: Mutex<HashMap<NodeId, Arc<Peer>>>,
@@ -86,6 +92,7 @@ impl Cluster {
             mgmt,
             map: watch::Sender::new(Arc::new(initial)),
             map_file,
+            saving: Mutex::default(),
             capacities,
             peers: Mutex::default(),
             outages: Mutex::default(),
@@ -113,11 +120,18 @@ impl Cluster {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(e),
         };
-        let record: MapRecord = serde_json::from_slice(&text)?;
-        if record.format != 1 {
-            return Err(io::Error::other(format!("format {} is not known to this version", record.format)));
+        #[derive(Deserialize)]
+        struct Version {
+            format: u32,
         }
-        Ok(Some(record.map))
+        let damaged = |e: serde_json::Error| Unreadable::Damaged(e.to_string());
+        let read = || -> Result<ClusterMap, Unreadable> {
+            // The version first: a newer format may have other fields.
+            let found: Version = serde_json::from_slice(&text).map_err(damaged)?;
+            version::check(found.format, MAP_FORMAT)?;
+            Ok(serde_json::from_slice::<MapRecord>(&text).map_err(damaged)?.map)
+        };
+        read().map(Some).map_err(io::Error::other)
     }
 
     /// Which cluster.
@@ -286,8 +300,13 @@ impl Cluster {
 
     fn save_map(&self) {
         let Some(path) = &self.map_file else { return };
-        let record = MapRecord { format: 1, map: (*self.map()).clone() };
-        if let Err(e) = write_atomically(path, &record) {
+        let _one = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = self.map();
+        if map.version == MapVersion::default() {
+            return; // nothing is known yet: what an earlier run kept may still be of use
+        }
+        let record = MapRecord { format: MAP_FORMAT, map: (*map).clone() };
+        if let Err(e) = write_map(path, &record) {
             tracing::warn!(
                 "cannot keep the cluster map in {}: {e}; a start without mgmt will not work",
                 path.display()
@@ -385,14 +404,8 @@ fn join(addrs: &[SocketAddr]) -> String {
     addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The file holds the old or the new record, never half of one.
-fn write_atomically<T: Serialize>(path: &Path, record: &T) -> io::Result<()> {
-    let text = serde_json::to_vec_pretty(record)?;
-    let temporary = path.with_extension("new");
-    let mut file = std::fs::File::create(&temporary)?;
-    file.write_all(&text)?;
-    file.sync_data()?;
-    std::fs::rename(&temporary, path)
+fn write_map(path: &Path, record: &MapRecord) -> io::Result<()> {
+    durable::write_file(path, &serde_json::to_vec_pretty(record)?, durable::SECRET)
 }
 
 #[cfg(test)]
@@ -405,10 +418,26 @@ mod tests {
         let path = dir.path().join("map.json");
         assert!(Cluster::saved_map(&path).expect("no file").is_none());
         let map = ClusterMap { cluster: ClusterId::random(), ..ClusterMap::default() };
-        write_atomically(&path, &MapRecord { format: 1, map: map.clone() }).expect("write");
+        write_map(&path, &MapRecord { format: 1, map: map.clone() }).expect("write");
         assert_eq!(Cluster::saved_map(&path).expect("read"), Some(map));
         std::fs::write(&path, b"{").expect("write");
-        assert!(Cluster::saved_map(&path).is_err());
+        assert!(Cluster::saved_map(&path).unwrap_err().to_string().contains("damaged"));
+    }
+
+    #[test]
+    fn a_newer_saved_map_is_told_from_a_damaged_one() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("map.json");
+        let read = |text: &str| {
+            std::fs::write(&path, text).expect("write");
+            Cluster::saved_map(&path).expect_err("unreadable").to_string()
+        };
+        let text = read(r#"{"format": 2, "map": ["other", "shape"]}"#);
+        assert!(text.contains("version 2") && text.contains("up to 1") && text.contains("upgrade"), "{text}");
+        for damaged in [r#"{"map": {}}"#, r#"{"format": 1, "map": {}}"#, r#"{"format": 0}"#, r#"{"format": 2, "ma"#] {
+            let text = read(damaged);
+            assert!(text.contains("damaged") && !text.contains("upgrade"), "{text}");
+        }
     }
 
     #[test]

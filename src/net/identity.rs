@@ -4,6 +4,7 @@
 //! for each role that the process plays. Only what the authority writes counts: names in a signing request are ignored.
 
 use super::{NetError, Result};
+use crate::base::durable;
 use crate::base::ids::{ClusterId, NodeId};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
@@ -11,9 +12,8 @@ use rcgen::{
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use x509_parser::extensions::GeneralName;
@@ -231,7 +231,9 @@ impl Identity {
         let make = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
         make.map_err(NetError::io(format!("make directory {}", dir.display())))?;
         for (name, text) in [(KEY_FILE, &self.key_pem), (CA_FILE, &self.ca_cert_pem), (CERT_FILE, &self.cert_pem)] {
-            write_durably(dir, name, text).map_err(NetError::io(format!("write {}", dir.join(name).display())))?;
+            let path = dir.join(name);
+            durable::write_file(&path, text.as_bytes(), durable::SECRET)
+                .map_err(NetError::io(format!("write {}", path.display())))?;
         }
         Ok(())
     }
@@ -275,20 +277,6 @@ impl Identity {
     pub fn key(&self) -> Result<PrivateKeyDer<'static>> {
         PrivateKeyDer::from_pem_slice(self.key_pem.as_bytes()).map_err(|e| bad("node key", e))
     }
-}
-
-fn write_durably(dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
-    let temporary = dir.join(format!(".{name}.new"));
-    // A leftover of a crash may have another mode: make it afresh.
-    match fs::remove_file(&temporary) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&temporary, dir.join(name))?;
-    File::open(dir)?.sync_all()
 }
 
 fn cert_from_pem(pem: &str, what: &str) -> Result<CertificateDer<'static>> {

@@ -67,12 +67,16 @@ impl Env {
 
 /// A typed row.
 pub fn get<T: Record>(db: &dyn Rows, table: Table, key: &[u8]) -> Result<Option<T>, ErrorCode> {
-    db.get(table, key)?.map(|b| records::decode(&b)).transpose()
+    db.get(table, key)?.map(|b| records::decode(table, key, &b)).transpose()
 }
 
 /// Writes a typed row.
 pub fn put<T: Record>(db: &mut dyn RowsMut, table: Table, key: &[u8], record: &T) -> Result<(), ErrorCode> {
-    db.put(table, key, codec::encode(record))
+    let value = codec::encode_bounded(record).map_err(|e| {
+        tracing::error!("a row of table {} cannot be written: {e}", table.name());
+        ErrorCode::NoSpace
+    })?;
+    db.put(table, key, value)
 }
 
 /// An inode; `NotFound` if it is not there.
@@ -102,8 +106,8 @@ pub fn add_dentry(
     let hash = env.hash(name);
     let prefix = records::dentry_prefix(dir, hash);
     let mut used = Vec::new();
-    for (_, value) in db.scan(Table::Dentries, &prefix, &prefix, 0x7fff)? {
-        used.push(records::decode::<DentryRecord>(&value)?.ordinal);
+    for (key, value) in db.scan(Table::Dentries, &prefix, &prefix, 0x7fff)? {
+        used.push(records::decode::<DentryRecord>(Table::Dentries, &key, &value)?.ordinal);
     }
     let ordinal = (1..=0x7fffu16).find(|o| !used.contains(o)).ok_or(ErrorCode::NoSpace)?;
     let record = DentryRecord { version: RECORD_VERSION, ino, kind, ordinal };
@@ -125,7 +129,7 @@ pub fn is_empty(db: &dyn Rows, dir: InodeId) -> Result<bool, ErrorCode> {
 pub fn opens(db: &dyn Rows, ino: InodeId) -> Result<Vec<(ClientInstance, OpensRecord)>, ErrorCode> {
     let prefix = records::inode_key(ino);
     let rows = db.scan(Table::Opens, &prefix, &prefix, usize::MAX)?;
-    rows.iter().map(|(k, v)| Ok((records::client_at(k, 8)?, records::decode(v)?))).collect()
+    rows.iter().map(|(k, v)| Ok((records::client_at(k, 8)?, records::decode(Table::Opens, k, v)?))).collect()
 }
 
 /// Counts inodes up or down.

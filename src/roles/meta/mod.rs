@@ -15,8 +15,10 @@ pub mod target;
 mod tests;
 
 use crate::base::error::ErrorCode;
+use crate::base::format::DirLock;
 use crate::base::ids::{ClientInstance, ClusterId, InodeId, NodeId, TargetId};
 use crate::base::start::StartError;
+use crate::base::version;
 use crate::fs::attr::{FileKind, Timestamp};
 use crate::net::cluster::Cluster;
 use db::{Env, Rows, RowsMut, TxnRows, ViewRows};
@@ -24,7 +26,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
-use store::{CommitError, IdAllocator, LogContext, Store, StoreConfig, Table};
+use store::{CommitError, IdAllocator, LogContext, Store, StoreConfig, StoreError, Table};
 use target::{ClusterTargets, TargetAccess};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -64,10 +66,16 @@ impl std::fmt::Debug for MetaServer {
 
 impl MetaServer {
     /// Opens (at the first start: makes) the store in `dir` and goes on with what was left undone. Must be called within
-    /// a multi-thread runtime; blocks.
-    pub fn open(dir: &Path, fs_id: ClusterId, node: NodeId, cluster: Arc<Cluster>) -> Result<Arc<Self>, StartError> {
+    /// a multi-thread runtime; blocks. `lock`: the directory's; kept until the last part of the server is gone.
+    pub fn open(
+        dir: &Path,
+        lock: DirLock,
+        fs_id: ClusterId,
+        node: NodeId,
+        cluster: Arc<Cluster>,
+    ) -> Result<Arc<Self>, StartError> {
         let access = Arc::new(ClusterTargets(cluster));
-        let opening = Self::open_with(dir, fs_id, access);
+        let opening = Self::open_with(dir, lock, fs_id, access);
         let server = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(opening))?;
         tracing::info!(%node, dir = %dir.display(), "meta server is up");
         server.start();
@@ -75,14 +83,20 @@ impl MetaServer {
     }
 
     /// Without background tasks, with any targets.
-    async fn open_with(dir: &Path, fs_id: ClusterId, access: Arc<dyn TargetAccess>) -> Result<Arc<Self>, StartError> {
+    async fn open_with(
+        dir: &Path,
+        lock: DirLock,
+        fs_id: ClusterId,
+        access: Arc<dyn TargetAccess>,
+    ) -> Result<Arc<Self>, StartError> {
         let what = format!("cannot open the meta store in {}", dir.display());
         let fail = |e: &dyn std::fmt::Display| {
             StartError::new(what.clone(), e, "see the log; if the disk failed, restore the directory from a backup")
         };
+        let upgrade = |e: &dyn std::fmt::Display| StartError::new(what.clone(), e, version::UPGRADE);
         let config = StoreConfig::new(dir.to_path_buf(), fs_id, 0);
-        let opened = tokio::task::spawn_blocking(move || Store::open(config)).await.map_err(|e| fail(&e))?;
-        let store = opened.map_err(|e| fail(&e))?;
+        let opened = tokio::task::spawn_blocking(move || Store::open(config, lock)).await.map_err(|e| fail(&e))?;
+        let store = opened.map_err(|e| if matches!(e, StoreError::Newer(_)) { upgrade(&e) } else { fail(&e) })?;
         let ids = store.id_allocator("ids", ID_BATCH).await.map_err(|e| fail(&e))?;
         let mut server = Self {
             store,
@@ -97,7 +111,10 @@ impl MetaServer {
             cancel: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        let (hash_key, sessions) = server.commit_own(first_rows).await.map_err(|e| fail(&e))?;
+        let (hash_key, sessions) = server.commit_own(first_rows).await.map_err(|e| match e {
+            ErrorCode::TooNew => upgrade(&e),
+            _ => fail(&e),
+        })?;
         server.hash_key = hash_key;
         server.store.sync().await.map_err(|e| fail(&e))?;
         let now = Instant::now();
@@ -209,7 +226,8 @@ fn first_rows(db: &mut dyn RowsMut, env: &Env) -> Result<([u8; 16], Vec<ClientIn
         if db::opens(db, ino)?.is_empty() {
             match db::inode(db, ino) {
                 Ok(inode) => db::destroy(db, ino, &inode)?,
-                Err(_) => db.delete(Table::Orphans, &row)?,
+                Err(ErrorCode::NotFound) => db.delete(Table::Orphans, &row)?,
+                Err(e) => return Err(e),
             }
         }
     }

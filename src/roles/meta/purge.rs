@@ -56,7 +56,7 @@ pub(super) async fn pass(server: &Arc<MetaServer>, backoff: &mut Backoff) -> Res
         for (key, value) in &rows {
             let chunk =
                 ChunkKey { ino: InodeId(records::number_at(key, 0)?), data_id: DataId(records::number_at(key, 8)?) };
-            for t in records::decode::<PurgeRecord>(value)?.targets {
+            for t in records::decode::<PurgeRecord>(Table::Purge, key, value)?.targets {
                 wanted.entry(t).or_default().push(chunk);
             }
         }

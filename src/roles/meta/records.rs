@@ -1,8 +1,10 @@
 //! Records of the meta store and their keys. Each record carries its version; an unknown one is refused, not guessed.
 
+use super::store::Table;
 use crate::base::codec;
 use crate::base::error::ErrorCode;
 use crate::base::ids::{ClientInstance, ClusterId, DataId, InodeId, TargetId};
+use crate::base::version::{self, Unreadable};
 use crate::fs::attr::{Attributes, FileKind, Timestamp};
 use crate::fs::chunkfile::{ChunkHeaderRecord, ChunkKey};
 use crate::fs::perm::Guarded;
@@ -300,13 +302,10 @@ pub struct FenceRecord {
     pub inodes: Vec<InodeId>,
 }
 
-/// Every record starts with its version.
-pub trait Record: Serialize + DeserializeOwned {
-    /// As read.
-    fn version(&self) -> u16;
-}
+/// Every record starts with its version, two bytes: `decode` looks there first.
+pub trait Record: Serialize + DeserializeOwned {}
 
-macro_rules! records { ($($t:ty),*) => { $(impl Record for $t { fn version(&self) -> u16 { self.version } })* } }
+macro_rules! records { ($($t:ty),*) => { $(impl Record for $t {})* } }
 records!(
     InodeRecord,
     DentryRecord,
@@ -319,23 +318,21 @@ records!(
     FenceRecord
 );
 
-/// Decodes a row; damage is logged and `Corrupt`.
-pub fn decode<T: Record>(bytes: &[u8]) -> Result<T, ErrorCode> {
-    match codec::decode::<T>(bytes) {
-        Ok(r) if r.version() == RECORD_VERSION => Ok(r),
-        Ok(r) => {
-            tracing::error!(
-                version = r.version(),
-                kind = std::any::type_name::<T>(),
-                "meta store: unknown record version"
-            );
-            Err(ErrorCode::Corrupt)
+/// Decodes a row; logs which one cannot be read: `TooNew` if a newer beeswarm wrote it, `Corrupt` if it is damaged.
+pub fn decode<T: Record>(table: Table, key: &[u8], bytes: &[u8]) -> Result<T, ErrorCode> {
+    read(bytes).map_err(|e| {
+        let key: String = key.iter().map(|b| format!("{b:02x}")).collect();
+        tracing::error!("meta.redb, table {}, row {key}: {e}", table.name());
+        match e {
+            Unreadable::Newer(_) => ErrorCode::TooNew,
+            Unreadable::Damaged(_) => ErrorCode::Corrupt,
         }
-        Err(e) => {
-            tracing::error!(error = %e, "meta store: damaged record");
-            Err(ErrorCode::Corrupt)
-        }
-    }
+    })
+}
+
+fn read<T: Record>(bytes: &[u8]) -> Result<T, Unreadable> {
+    version::check_u16(bytes, RECORD_VERSION)?;
+    codec::decode(bytes).map_err(|e| Unreadable::Damaged(e.to_string()))
 }
 
 /// Key of an inode.
@@ -417,4 +414,27 @@ pub fn xattr_key(ino: InodeId, name: &[u8]) -> Vec<u8> {
     let mut k = inode_key(ino);
     k.extend_from_slice(name);
     k
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decode_tells_a_newer_row_from_a_damaged_one() {
+        let row = codec::encode(&OpensRecord { version: RECORD_VERSION, readers: 1, writers: 2 });
+        let read = |bytes: &[u8]| decode::<OpensRecord>(Table::Opens, b"k", bytes);
+        assert_eq!(read(&row).unwrap().writers, 2);
+        // A newer one may be of any length.
+        for newer in [&[2, 0][..], &[2, 0, 7], &[&[2, 0], &row[2..]].concat(), &[255, 0].repeat(50)] {
+            assert_eq!(read(newer), Err(ErrorCode::TooNew), "{newer:?}");
+        }
+        let mut zeroed = row.clone();
+        zeroed.fill(0);
+        for damaged in [&[][..], &[1], &row[..5], &[row.as_slice(), &[0]].concat(), &zeroed, &[0xff; 10]] {
+            assert_eq!(read(damaged), Err(ErrorCode::Corrupt), "{damaged:?}");
+        }
+        let text = super::read::<OpensRecord>(&[9, 0]).unwrap_err().to_string();
+        assert!(text.contains("version 9") && text.contains("up to 1") && text.contains("upgrade"), "{text}");
+    }
 }

@@ -84,7 +84,7 @@ impl MetaServer {
         let mut result = Ok(());
         for (key, value) in self.read(|db| db.scan(Table::Intents, b"F", b"F", usize::MAX))? {
             let client = records::client_at(&key, 1)?;
-            result = result.and(self.fence(client, records::decode(&value)?).await);
+            result = result.and(self.fence(client, records::decode(Table::Intents, &key, &value)?).await);
         }
         for (key, _) in self.read(|db| db.scan(Table::Intents, b"T", b"T", usize::MAX))? {
             let ino = InodeId(records::number_at(&key, 1)?);
@@ -109,8 +109,8 @@ impl MetaServer {
 
     /// Does an open for writing have to wait for a fence?
     pub(super) fn fence_pending(&self, ino: InodeId) -> Result<bool, ErrorCode> {
-        for (_, value) in self.read(|db| db.scan(Table::Intents, b"F", b"F", usize::MAX))? {
-            if records::decode::<FenceRecord>(&value)?.inodes.contains(&ino) {
+        for (key, value) in self.read(|db| db.scan(Table::Intents, b"F", b"F", usize::MAX))? {
+            if records::decode::<FenceRecord>(Table::Intents, &key, &value)?.inodes.contains(&ino) {
                 return Ok(true);
             }
         }
@@ -121,7 +121,10 @@ impl MetaServer {
         let _guard = self.lock(ino).await;
         let found = self.read(|db| {
             let cut: Option<CutRecord> = db::get(db, Table::Intents, &records::cut_key(ino))?;
-            Ok::<_, ErrorCode>(cut.zip(db::inode(db, ino).ok()))
+            match db::inode(db, ino) {
+                Err(ErrorCode::NotFound) => Ok(None),
+                inode => Ok::<_, ErrorCode>(cut.zip(Some(inode?))),
+            }
         })?;
         let Some((cut, inode)) = found else { return Ok(()) };
         self.cut(ino, &inode, cut.size).await?;

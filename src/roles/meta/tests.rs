@@ -4,6 +4,7 @@ use super::target::{Sent, TargetAccess};
 use super::{MetaServer, purge};
 use crate::base::codec;
 use crate::base::error::ErrorCode;
+use crate::base::format::lock;
 use crate::base::ids::*;
 use crate::fs::attr::{Attributes, Credential, FileKind, Timestamp};
 use crate::fs::map::{ClusterMap, Consistency, Reachability, TargetEntry};
@@ -92,7 +93,7 @@ fn name(s: &str) -> FileName {
 impl Rig {
     async fn new() -> Rig {
         let (dir, fake, fs_id) = (tempfile::tempdir().unwrap(), Arc::new(Fake::default()), ClusterId::random());
-        let server = MetaServer::open_with(dir.path(), fs_id, fake.clone()).await.unwrap();
+        let server = MetaServer::open_with(dir.path(), lock(dir.path()).unwrap(), fs_id, fake.clone()).await.unwrap();
         let rig = Rig { dir, fs_id, fake, server, client: ClientInstance::random(), sequence: AtomicU64::new(1) };
         rig.call(OpenSessionRequest { host: "h".into(), reclaim: vec![] }).await.unwrap();
         rig
@@ -112,7 +113,8 @@ impl Rig {
         let Rig { dir, fs_id, fake, server, client, sequence } = self;
         drop(server);
         for _ in 0..100 {
-            if let Ok(server) = MetaServer::open_with(dir.path(), fs_id, fake.clone()).await {
+            if let Ok(lock) = lock(dir.path()) {
+                let server = MetaServer::open_with(dir.path(), lock, fs_id, fake.clone()).await.unwrap();
                 return Rig { dir, fs_id, fake, server, client, sequence };
             }
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -19,7 +19,7 @@ use state::{Command, MemberKey, Outcome, Refused, State};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use store::Store;
+use store::{OtherDir, PutError, Store};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -48,11 +48,12 @@ pub struct Mgmt {
 
 impl Mgmt {
     /// Opens the directory, at the first start making cluster id and authority. Starts the clock of reachability, which
-    /// needs the tokio runtime. `name` is mgmt's alias.
-    pub fn open(dir: &Path, name: &str) -> Result<Arc<Mgmt>, StartError> {
+    /// needs the tokio runtime. `name` is mgmt's alias. `others`: another role's directory of this process that is of a
+    /// cluster already; then no new cluster is made.
+    pub fn open(dir: &Path, name: &str, others: Option<&OtherDir>) -> Result<Arc<Mgmt>, StartError> {
         let runtime = tokio::runtime::Handle::try_current()
             .map_err(|e| StartError::new("cannot start mgmt", e, "this is a fault of the program; report it"))?;
-        let store::Opened { store, mut state, authority, created } = Store::open(dir)?;
+        let store::Opened { store, mut state, authority, created } = Store::open(dir, others)?;
         let cluster = state.map().cluster;
         if let Err(refused) = state.apply(unix_seconds(), Command::Start) {
             return Err(StartError::new("cannot start mgmt", refused, "report this"));
@@ -156,14 +157,26 @@ impl Mgmt {
             return Err(Refused { code: ErrorCode::DiskFailed, reason: reason.to_owned() });
         }
         let before = inner.state.map().version;
-        let outcome = inner.state.apply(unix_seconds(), command)?;
-        let after = inner.state.map().version;
+        let Inner { state, store } = &mut *inner;
+        // What may make the state grow is tried on a copy: what is not kept has not happened.
+        let mut next = may_change_members.then(|| state.clone());
+        let outcome = next.as_mut().unwrap_or(state).apply(unix_seconds(), command)?;
+        let after = next.as_ref().unwrap_or(state).map().version;
         if may_change_members || before != after {
-            let Inner { state, store } = &mut *inner;
-            if let Err(why) = store.put(state) {
-                tracing::error!("mgmt cannot write mgmt.redb and serves no more until it is restarted: {why}");
-                return Err(Refused { code: ErrorCode::DiskFailed, reason: why });
+            match store.put(next.as_ref().unwrap_or(state)) {
+                Ok(()) => {}
+                Err(e @ PutError::TooLong(_)) => {
+                    tracing::error!("{e}");
+                    return Err(Refused { code: ErrorCode::NoSpace, reason: e.to_string() });
+                }
+                Err(PutError::Failed(why)) => {
+                    tracing::error!("mgmt cannot write mgmt.redb and serves no more until it is restarted: {why}");
+                    return Err(Refused { code: ErrorCode::DiskFailed, reason: why });
+                }
             }
+        }
+        if let Some(next) = next {
+            *state = next;
         }
         if before != after {
             log_transitions(&self.map.borrow(), inner.state.map());

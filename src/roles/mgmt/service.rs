@@ -250,12 +250,12 @@ fn list(nodes: &[NodeId]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::ids::{NodeNumber, Role};
+    use crate::base::ids::{NodeNumber, Role, TargetUuid};
     use crate::net::endpoint::{Connection, Endpoint};
     use crate::net::frame::CallContext;
     use crate::net::identity::{Identity, new_key_and_csr};
     use crate::net::join::JoinToken;
-    use crate::net::msg::mgmt::WantedNode;
+    use crate::net::msg::mgmt::{AnnouncedTarget, WantedNode};
 
     fn request(token: &JoinToken, exporter: &[u8; 32], role: Role, csr_pem: &str) -> JoinRequest {
         JoinRequest {
@@ -275,7 +275,7 @@ mod tests {
     #[tokio::test]
     async fn join_with_the_right_proof_gets_a_certificate_and_survives_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m", None).unwrap();
         assert!(mgmt.created());
         let token = token(&mgmt, Some(1));
         assert_eq!(token.ca_fingerprint, mgmt.ca_fingerprint());
@@ -300,7 +300,7 @@ mod tests {
     /// A tick in flight may hold the old one for a moment.
     async fn reopen(dir: &std::path::Path) -> Arc<Mgmt> {
         for _ in 0..100 {
-            if let Ok(mgmt) = Mgmt::open(dir, "m") {
+            if let Ok(mgmt) = Mgmt::open(dir, "m", None) {
                 return mgmt;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -311,7 +311,7 @@ mod tests {
     #[tokio::test]
     async fn join_with_a_wrong_proof_is_refused_and_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m", None).unwrap();
         let token = token(&mgmt, None);
         let (_, csr) = new_key_and_csr().unwrap();
         let good = request(&token, &[5; 32], Role::Storage, &csr);
@@ -330,7 +330,7 @@ mod tests {
     #[tokio::test]
     async fn issue_local_gives_the_same_numbers_again() {
         let dir = tempfile::tempdir().unwrap();
-        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m", None).unwrap();
         let wanted = [Role::Mgmt, Role::Meta, Role::Storage].map(|role| WantedNode { role, number: None });
         let first = mgmt.issue_local(&wanted, "host").unwrap();
         assert_eq!(first.nodes(), mgmt.issue_local(&wanted, "host").unwrap().nodes());
@@ -341,6 +341,48 @@ mod tests {
         assert_eq!(map.cluster, mgmt.cluster());
     }
 
+    #[tokio::test]
+    async fn a_state_that_could_not_be_read_again_is_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m", None).unwrap();
+        let node = mgmt.issue_local(&[WantedNode { role: Role::Storage, number: None }], "s").unwrap().nodes()[0];
+        let register = |begin: u32, count: u32| {
+            let target = |n: u32| AnnouncedTarget {
+                id: None,
+                uuid: TargetUuid::random(),
+                path: format!("/{n}/{}", "x".repeat(4000)),
+                device: 1,
+                total_bytes: 100,
+                free_bytes: 50,
+                total_inodes: 10,
+                free_inodes: 5,
+                fresh: true,
+            };
+            let (name, version) = ("s".to_owned(), "1".to_owned());
+            let targets = (begin..begin + count).map(target).collect();
+            mgmt.execute(Command::Register { nodes: vec![node], name, addrs: Vec::new(), version, targets })
+        };
+        let mut begin = 0;
+        let refused = loop {
+            let before = (mgmt.lock().state.clone(), mgmt.watch().borrow().clone());
+            match register(begin, 200) {
+                Ok(_) => begin += 200,
+                Err(refused) => {
+                    assert_eq!((mgmt.lock().state.clone(), mgmt.watch().borrow().clone()), before);
+                    break refused;
+                }
+            }
+        };
+        assert_eq!((refused.code, begin), (ErrorCode::NoSpace, 1000));
+        assert!(refused.reason.contains("cannot grow"), "{refused}");
+        // It goes on: what fits is kept, and all of it is found again.
+        register(begin, 1).unwrap();
+        let state = mgmt.lock().state.clone();
+        mgmt.shutdown().await;
+        drop(mgmt);
+        assert_eq!(reopen(dir.path()).await.lock().state.map().targets, state.map().targets);
+    }
+
     async fn call<C: Call>(connection: &Connection, request: &C) -> Result<C::Reply, ErrorCode> {
         let ctx = CallContext { deadline_ms: 5000, ..CallContext::default() };
         connection.call_once(&ctx, request, Bytes::new()).await.map(|(reply, _)| reply)
@@ -349,7 +391,7 @@ mod tests {
     #[tokio::test]
     async fn node_joins_registers_and_is_removed_over_quic() {
         let dir = tempfile::tempdir().unwrap();
-        let mgmt = Mgmt::open(dir.path(), "m").unwrap();
+        let mgmt = Mgmt::open(dir.path(), "m", None).unwrap();
         let own = mgmt.issue_local(&[WantedNode { role: Role::Mgmt, number: None }], "m").unwrap();
         let local = SocketAddr::from(([127, 0, 0, 1], 0));
         let server = Endpoint::bind(local, Arc::new(own.clone()), true).unwrap();

@@ -1,17 +1,17 @@
 //! Evicted client instances of one target. The list is durable before a fence is acknowledged, and no request of a
 //! fenced client is still at work by then: the meta server grants new leases on that answer.
 
+use crate::base::durable;
 use crate::base::ids::ClientInstance;
 use std::collections::{HashSet, VecDeque};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 /// Remembered clients; beyond, the oldest are forgotten (an instance is one mount, its session is long gone).
 pub const FENCED_CLIENTS_MAX: usize = 16_384;
 const FILE: &str = "fenced-clients";
-const TEMP: &str = "fenced-clients.new";
 
 #[derive(Debug, Default)]
 struct List {
@@ -95,12 +95,7 @@ impl Fence {
             list.order.iter().fold(String::new(), |text, c| text + &c.to_string() + "\n")
         };
         *behind = true;
-        let temp = self.dir.join(TEMP);
-        let mut file = File::create(&temp)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&temp, self.dir.join(FILE))?;
-        File::open(&self.dir)?.sync_all()?;
+        durable::write_file(&self.dir.join(FILE), text.as_bytes(), durable::PUBLIC)?;
         *behind = false;
         Ok(())
     }

@@ -105,7 +105,7 @@ impl Disk {
                     tracing::warn!(%target, %dir, times, "target is full: {e}");
                 }
             }
-            ErrorCode::DiskFailed | ErrorCode::Corrupt | ErrorCode::Internal => {
+            ErrorCode::DiskFailed | ErrorCode::Corrupt | ErrorCode::TooNew | ErrorCode::Internal => {
                 tracing::error!(%target, %dir, ino = %key.ino, data_id = %key.data_id, "{doing}: {e}");
             }
             _ => {}

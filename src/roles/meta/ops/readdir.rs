@@ -31,7 +31,7 @@ pub fn readdir(db: &dyn Rows, r: &ReadDirRequest) -> Result<ReadDirReply, ErrorC
         let last = rows.len() <= wanted;
         for (key, value) in rows {
             let (hash, name) = records::split_dentry_key(&key).ok_or(ErrorCode::Corrupt)?;
-            let record: DentryRecord = records::decode(&value)?;
+            let record: DentryRecord = records::decode(Table::Dentries, &key, &value)?;
             if group_hash != Some(hash) {
                 flush(&mut group, &mut entries);
                 group_hash = Some(hash);

@@ -52,7 +52,7 @@ pub fn end(db: &mut dyn RowsMut, client: ClientInstance, evicted: bool) -> Resul
             continue;
         }
         let ino = InodeId(records::number_at(&key, 0)?);
-        let wrote = records::decode::<OpensRecord>(&value)?.writers > 0;
+        let wrote = records::decode::<OpensRecord>(Table::Opens, &key, &value)?.writers > 0;
         if wrote
             && evicted
             && let Ok(inode) = db::inode(db, ino)

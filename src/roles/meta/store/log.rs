@@ -13,6 +13,7 @@
 use super::overlay::{Entry, Overlay};
 use super::{LogContext, StoreError, Table};
 use crate::base::ids::{ClientInstance, ClusterId};
+use crate::base::version::{self, Unreadable};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -240,6 +241,13 @@ pub(super) fn replay(id: &Identity, applied: u64, into: &mut Overlay) -> Result<
         let damaged =
             |at: usize, why: &str| StoreError::Damaged(format!("{} is damaged at byte {at}: {why}", path.display()));
         let data = std::fs::read(path).map_err(|e| StoreError::io("read the log", &e))?;
+        // The version first: a newer header may have another length, and must not be taken for a torn one.
+        if data.starts_with(MAGIC)
+            && let Some(found) = data.get(8..12).and_then(|b| <[u8; 4]>::try_from(b).ok()).map(u32::from_le_bytes)
+            && let Err(Unreadable::Newer(e)) = version::check(found, VERSION)
+        {
+            return Err(StoreError::Newer(format!("{}: {e}", path.display())));
+        }
         let Some(header) = data
             .get(..HEADER)
             .filter(|h| crc32c::crc32c(&h[..HEADER - 4]).to_le_bytes() == h[HEADER - 4..] && h.starts_with(MAGIC))
@@ -254,15 +262,15 @@ pub(super) fn replay(id: &Identity, applied: u64, into: &mut Overlay) -> Result<
         };
         let mut r = Reader(&header[8..]);
         let bad = || damaged(8, "the header is too short");
-        let version = r.u32().ok_or_else(bad)?;
+        let own_version = r.u32().ok_or_else(bad)?;
         let shard = u16::from_le_bytes(r.array().ok_or_else(bad)?);
         r.take(2).ok_or_else(bad)?;
         let fs_id = ClusterId(uuid::Uuid::from_bytes(r.array().ok_or_else(bad)?));
         let epoch = r.u64().ok_or_else(bad)?;
         let header_first = r.u64().ok_or_else(bad)?;
         let previous = r.u32().ok_or_else(bad)?;
-        if version != VERSION {
-            return Err(StoreError::Damaged(format!("{} has format {version}, not {VERSION}", path.display())));
+        if own_version != VERSION {
+            return Err(damaged(8, &format!("{own_version} is no version of it")));
         }
         if fs_id != id.fs_id || shard != id.shard {
             return Err(StoreError::Foreign(format!("{} is of cluster {fs_id}, shard {shard}", path.display())));

@@ -13,11 +13,11 @@ mod tests;
 
 pub use ids::IdAllocator;
 
+use crate::base::format::DirLock;
 use crate::base::ids::{ClientInstance, ClusterId, Csn};
 use overlay::{Entry, Overlay};
 use redb::{Database, ReadOnlyTable, ReadableDatabase, TableDefinition};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::Bound;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,8 +50,10 @@ macro_rules! tables {
             fn index(self) -> usize { usize::from(self.number()) - 1 }
             fn from_number(n: u8) -> Option<Table> { match n { $($number => Some(Table::$name),)* _ => None } }
             const fn definition(self) -> TableDefinition<'static, &'static [u8], &'static [u8]> {
-                TableDefinition::new(match self { $(Table::$name => $text,)* })
+                TableDefinition::new(self.name())
             }
+            /// Its name in redb.
+            pub const fn name(self) -> &'static str { match self { $(Table::$name => $text,)* } }
         }
     };
 }
@@ -73,6 +75,9 @@ pub enum StoreError {
     /// The bytes on disk are not what was written.
     #[error("{0}")]
     Damaged(String),
+    /// A newer beeswarm wrote it.
+    #[error("{0}")]
+    Newer(String),
     /// The directory belongs to another cluster or shard.
     #[error("{0}")]
     Foreign(String),
@@ -188,7 +193,7 @@ struct Shared {
     changed: Condvar,
     durable: AtomicU64,
     fail: Arc<log::Failpoint>,
-    _lock: File,
+    _lock: DirLock,
 }
 
 fn unpoison<T>(r: Result<T, PoisonError<T>>) -> T {
@@ -260,11 +265,11 @@ impl Drop for Handle {
 pub struct Store(Arc<Handle>);
 
 impl Store {
-    /// Opens or creates it: takes the directory's lock, replays the log, raises the epoch durably. Blocks.
-    pub fn open(config: StoreConfig) -> Result<Store, StoreError> {
+    /// Opens or creates it: replays the log, raises the epoch durably. Blocks. Keeps the directory's lock as long as any
+    /// part of it lives.
+    pub fn open(config: StoreConfig, lock: DirLock) -> Result<Store, StoreError> {
         let dir = config.dir.join("log");
         std::fs::create_dir_all(&dir).map_err(|e| StoreError::io("make the store's directory", &e))?;
-        let lock = crate::base::durable::lock_dir(&config.dir).map_err(|e| StoreError::io("lock the store", &e))?;
         let identity = log::Identity { dir, fs_id: config.fs_id, shard: config.shard };
         let db = Database::create(config.dir.join("meta.redb")).map_err(StoreError::redb)?;
         write_redb(&db, &Overlay::default(), &[])?;

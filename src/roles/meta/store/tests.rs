@@ -1,8 +1,12 @@
 use super::*;
+use crate::base::format::lock;
 use std::path::Path;
 
 fn config(dir: &Path) -> StoreConfig {
     StoreConfig::new(dir.to_path_buf(), ClusterId::default(), 1)
+}
+fn open(dir: &Path) -> Result<Store, StoreError> {
+    Store::open(config(dir), lock(dir).unwrap())
 }
 async fn put(s: &Store, k: &[u8], v: &[u8]) -> Result<Csn, CommitError<StoreError>> {
     let (k, v) = (k.to_vec(), v.to_vec());
@@ -22,7 +26,7 @@ fn segment(dir: &Path) -> PathBuf {
 #[tokio::test]
 async fn random_ops_match_a_map_over_flushes_and_reopens() {
     let dir = tempfile::tempdir().unwrap();
-    let mut s = Store::open(config(dir.path())).unwrap();
+    let mut s = open(dir.path()).unwrap();
     let mut model = BTreeMap::new();
     let mut x = 12345u64;
     for i in 0..1500u64 {
@@ -51,7 +55,7 @@ async fn random_ops_match_a_map_over_flushes_and_reopens() {
             } else {
                 s.close().await
             }
-            s = Store::open(config(dir.path())).unwrap();
+            s = open(dir.path()).unwrap();
             assert!(s.last().epoch > before.epoch && s.last().sequence == before.sequence);
         }
         if i % 50 == 0 {
@@ -65,7 +69,7 @@ async fn random_ops_match_a_map_over_flushes_and_reopens() {
 #[tokio::test]
 async fn log_cut_anywhere_reopens_with_a_prefix() {
     let dir = tempfile::tempdir().unwrap();
-    let s = Store::open(config(dir.path())).unwrap();
+    let s = open(dir.path()).unwrap();
     for i in 0..3u8 {
         put(&s, &[i], b"v").await.unwrap();
     }
@@ -77,7 +81,7 @@ async fn log_cut_anywhere_reopens_with_a_prefix() {
         std::fs::create_dir(d.path().join("log")).unwrap();
         std::fs::write(d.path().join("meta.redb"), &db).unwrap();
         std::fs::write(d.path().join("log").join(path.file_name().unwrap()), &data[..cut]).unwrap();
-        let s = Store::open(config(d.path())).unwrap();
+        let s = open(d.path()).unwrap();
         let record = (data.len() - 56) / 3;
         assert_eq!(all(&s).len(), (cut - 56) / record);
         s.abandon();
@@ -87,8 +91,8 @@ async fn log_cut_anywhere_reopens_with_a_prefix() {
 #[tokio::test]
 async fn damage_of_durable_records_and_second_open_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let s = Store::open(config(dir.path())).unwrap();
-    assert!(Store::open(config(dir.path())).err().unwrap().to_string().contains("another process"));
+    let s = open(dir.path()).unwrap();
+    assert!(lock(dir.path()).unwrap_err().why.contains(&std::process::id().to_string()));
     put(&s, b"a", b"1").await.unwrap();
     assert!(s.read(|v| v.changed_by(Table::Inodes, b"a")).is_some());
     let csn = s.sync().await.unwrap();
@@ -100,14 +104,40 @@ async fn damage_of_durable_records_and_second_open_are_refused() {
     let mut data = std::fs::read(&path).unwrap();
     data[80] ^= 1;
     std::fs::write(&path, data).unwrap();
-    assert!(matches!(Store::open(config(dir.path())), Err(StoreError::Damaged(_))));
+    assert!(matches!(open(dir.path()), Err(StoreError::Damaged(_))));
+}
+
+#[tokio::test]
+async fn a_newer_log_is_refused_and_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = open(dir.path()).unwrap();
+    put(&s, b"a", b"1").await.unwrap();
+    s.abandon();
+    let path = segment(dir.path());
+    let own = std::fs::read(&path).unwrap();
+    let open_with = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let error = open(dir.path()).err().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        error
+    };
+    // A shorter header than ours is no torn one.
+    for newer in [&[&own[..8], &[2, 0, 0, 0], &own[12..]].concat(), &[&own[..8], &[2, 0, 0, 0][..]].concat()] {
+        let error = open_with(newer);
+        let text = error.to_string();
+        assert!(matches!(error, StoreError::Newer(_)), "{text}");
+        assert!(text.contains("version 2") && text.contains("up to 1") && text.contains(".log"), "{text}");
+    }
+    assert!(matches!(open_with(&[&own[..8], &[0; 4], &own[12..]].concat()), StoreError::Damaged(_)));
+    std::fs::write(&path, &own).unwrap();
+    assert_eq!(all(&open(dir.path()).unwrap()).len(), 1);
 }
 
 #[tokio::test]
 async fn failed_write_or_sync_fences() {
     for write in [true, false] {
         let dir = tempfile::tempdir().unwrap();
-        let s = Store::open(config(dir.path())).unwrap();
+        let s = open(dir.path()).unwrap();
         put(&s, b"a", b"1").await.unwrap();
         let fail = if write { &s.0.shared.fail.write } else { &s.0.shared.fail.sync };
         fail.store(true, Ordering::Relaxed);
@@ -119,7 +149,7 @@ async fn failed_write_or_sync_fences() {
         fail.store(false, Ordering::Relaxed);
         assert!(put(&s, b"c", b"3").await.is_err() && s.sync().await.is_err() && s.flush().await.is_err());
         s.abandon();
-        assert_eq!(all(&Store::open(config(dir.path())).unwrap()).len(), 1);
+        assert_eq!(all(&open(dir.path()).unwrap()).len(), 1);
     }
 }
 
@@ -129,15 +159,15 @@ async fn ids_are_never_issued_twice() {
     let mut seen = std::collections::HashSet::new();
     for _ in 0..4 {
         // A refill in flight keeps its clone, and so the directory's lock, for a moment.
-        let mut s = Store::open(config(dir.path()));
+        let mut free = lock(dir.path());
         for _ in 0..200 {
-            if s.is_ok() {
+            if free.is_ok() {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
-            s = Store::open(config(dir.path()));
+            free = lock(dir.path());
         }
-        let s = s.unwrap();
+        let s = Store::open(config(dir.path()), free.unwrap()).unwrap();
         let ids = s.id_allocator("inode", 16).await.unwrap();
         for _ in 0..100 {
             match ids.next() {
