@@ -555,7 +555,7 @@ impl ChunkStore {
         let _gate = self.gate(key).write().unwrap_or_else(PoisonError::into_inner);
         let (path, tomb) = (self.path(key), self.tombstone(key));
         match make_tombstone(&tomb) {
-            Err(ChunkError::Io { source: Errno::NOSPC, .. }) => {
+            Err(ChunkError::NoSpace { .. }) => {
                 // A full target must still be able to delete: the data makes room for its tombstone.
                 match rustix::fs::open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
                     Ok(file) => rustix::fs::ftruncate(&file, 0).map_err(|e| fail(&path, 0, e))?,
