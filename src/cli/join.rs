@@ -45,7 +45,8 @@ pub async fn load_or_join(
         return Err(StartError::new(
             "join the cluster",
             format!("this node has no certificate yet ({} is empty) and no join token was given", dir.display()),
-            "Run `beeswarm cluster token` on mgmt's machine, put the line into a file, and add --join-token-file FILE.",
+            "A new node: run `beeswarm cluster token` on mgmt's machine, put the line into a file, and add --join-token-file \
+             FILE. One that has joined before: mount its disk (findmnt), or correct the directory.",
         ));
     };
     let text = std::fs::read_to_string(file).map_err(|e| {
@@ -126,7 +127,8 @@ fn advice(error: ErrorCode) -> &'static str {
             "The token is used up, expired, or not for this role. `beeswarm cluster token` makes another."
         }
         ErrorCode::Conflict => {
-            "Choose another number with -s (`beeswarm node list` shows those in use), or leave -s away."
+            "mgmt's log says whose. Choose another number with -s (`beeswarm node list` shows those in use), or leave -s \
+             away. There can be one meta node only."
         }
         _ => "mgmt's log says more.",
     }

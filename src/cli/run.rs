@@ -10,6 +10,7 @@ use crate::base::ids::{ClusterId, NodeId, Role, TargetId, TargetUuid};
 use crate::base::start::StartError;
 use crate::config::Config;
 use crate::fs::map::ClusterMap;
+use crate::net::NetError;
 use crate::net::cluster::{Capacities, Cluster, MGMT};
 use crate::net::endpoint::Endpoint;
 use crate::net::frame::CallContext;
@@ -154,14 +155,30 @@ struct StateDir {
     path: PathBuf,
     record: Option<FormatRecord>,
     uuid: uuid::Uuid,
-    lock: DirLock,
+    /// None: handed on.
+    lock: Option<DirLock>,
+    /// The directory had no lock file before.
+    made_lock: bool,
+}
+
+/// A start that was refused leaves an empty directory empty.
+impl Drop for StateDir {
+    fn drop(&mut self) {
+        if self.record.is_none() && self.made_lock && self.lock.is_some() {
+            let _ = fs::remove_file(self.path.join(format::LOCK_FILE));
+        }
+    }
 }
 
 impl StateDir {
     fn take(path: &Path, role: Role) -> Result<Self, StartError> {
-        if let DirState::Missing = format::inspect(path)? {
-            return Err(format::missing(path));
+        // Looked at before the lock as well: nothing is to be made in a directory of somebody else.
+        match format::inspect(path)? {
+            DirState::Missing => return Err(format::missing(path)),
+            DirState::Foreign(name) => return Err(format::foreign(path, &name)),
+            DirState::Empty | DirState::Ours(_) => {}
         }
+        let made_lock = !path.join(format::LOCK_FILE).exists();
         let lock = format::lock(path)?;
         let record = match format::inspect(path)? {
             DirState::Ours(record) => {
@@ -174,7 +191,7 @@ impl StateDir {
             DirState::Missing => return Err(format::missing(path)),
         };
         let uuid = record.as_ref().map_or_else(uuid::Uuid::new_v4, |r| r.uuid);
-        Ok(Self { path: path.to_owned(), record, uuid, lock })
+        Ok(Self { path: path.to_owned(), record, uuid, lock: Some(lock), made_lock })
     }
 
     /// Compares the identity with what the cluster says, or writes it.
@@ -230,6 +247,8 @@ struct Running {
     storage: Arc<OnceLock<Arc<StorageServer>>>,
     client: Option<Client>,
     run_file: Option<RunFile>,
+    /// Where a certificate of this start lies that mgmt has not seen used yet.
+    joined: Option<PathBuf>,
     /// Ends the cluster view; after the roles.
     view: CancellationToken,
 }
@@ -250,6 +269,7 @@ impl Running {
             storage: Arc::default(),
             client: None,
             run_file: None,
+            joined: None,
             view: CancellationToken::new(),
         }
     }
@@ -257,6 +277,9 @@ impl Running {
     async fn start(&mut self) -> Result<(), StartError> {
         let config = self.config.clone();
         let dirs = Dirs::of(&config);
+        // What can be refused without a look at the cluster, before anything is made.
+        let bind = config.bind_addr();
+        start::check_port(bind)?;
         let mount_point = match &config.mount {
             Some(at) => Some(client::prepare(at).await?),
             None => None,
@@ -278,7 +301,6 @@ impl Running {
         }
 
         // Identity.
-        let bind = config.bind_addr();
         let mut mgmt_addrs = match &config.mgmt {
             Some(host) if !config.has(Role::Mgmt) => start::lookup(host)?,
             _ => Vec::new(),
@@ -289,7 +311,11 @@ impl Running {
             self.mgmt = Some(mgmt.clone());
             self.identity_from(&mgmt, &dirs)?
         } else {
-            join::load_or_join(&config, &self.name, &dirs.own.join(IDENTITY_DIR), &mgmt_addrs).await?
+            let dir = dirs.own.join(IDENTITY_DIR);
+            let had = dir.exists();
+            let identity = join::load_or_join(&config, &self.name, &dir, &mgmt_addrs).await?;
+            self.joined = (!had).then(|| dirs.own.clone());
+            identity
         };
         let identity = Arc::new(identity);
         let nodes = identity.nodes();
@@ -304,6 +330,9 @@ impl Running {
         })?;
         let bound = endpoint.local_addr().map_err(|e| StartError::new("read the socket's address", e, ""))?;
         self.endpoint = Some(endpoint.clone());
+        if self.joined.is_none() {
+            check_trust(&endpoint, &mgmt_addrs).await?;
+        }
         if config.has(Role::Mgmt) {
             let ip = if bound.ip().is_unspecified() { Ipv4Addr::LOCALHOST.into() } else { bound.ip() };
             mgmt_addrs = vec![SocketAddr::new(ip, bound.port())];
@@ -369,10 +398,12 @@ impl Running {
             let _ = self.storage.set(server);
             say(&format!("{node} ({}) is up: {}, targets {}", self.name, list(&addrs), shown.join(" ")));
         }
-        self.locks.extend(targets.into_iter().map(|dir| dir.lock));
-        if let (Some(node), Some(mut dir)) = (id_of(Role::Meta), meta_dir) {
+        self.locks.extend(targets.iter_mut().filter_map(|dir| dir.lock.take()));
+        if let (Some(node), Some(mut dir)) = (id_of(Role::Meta), meta_dir)
+            && let Some(lock) = dir.lock.take()
+        {
             dir.settle(identity.cluster, node, None)?;
-            let server = MetaServer::open(&dir.path, dir.lock, identity.cluster, node, cluster.clone())?;
+            let server = MetaServer::open(&dir.path, lock, identity.cluster, node, cluster.clone())?;
             router.serve(Role::Meta, server.clone());
             self.meta = Some(server);
             say(&format!("{node} ({}) is up: {}, state {}", self.name, list(&addrs), dir.path.display()));
@@ -448,7 +479,7 @@ impl Running {
 
     /// Registers with mgmt. When mgmt is away and the last map knows everything of this process, goes on and registers later.
     async fn register(
-        &self,
+        &mut self,
         cluster: &Arc<Cluster>,
         request: RegisterRequest,
         dirs: &[StateDir],
@@ -459,6 +490,7 @@ impl Running {
             && request.nodes.iter().all(|n| map.node(*n).is_some())
             && known.iter().all(|id| map.target(*id).is_some());
         let wait = if complete { Duration::from_secs(5) } else { REGISTER_WAIT };
+        let what = format!("register with {}", cluster.describe(MGMT));
         match cluster.call(MGMT, &CallContext::default(), &request, Bytes::new(), wait).await {
             Ok((RegisterReply { targets, map }, _)) => {
                 cluster.offer_map(map);
@@ -486,7 +518,16 @@ impl Running {
                 });
                 Ok(known)
             }
-            Err(e) => Err(StartError::new(format!("register with {}", cluster.describe(MGMT)), e, advice(e))),
+            Err(e) => {
+                if !is_away(e)
+                    && let Some(own) = self.joined.take()
+                {
+                    // The next start joins again.
+                    let _ = fs::remove_dir_all(own.join(IDENTITY_DIR));
+                    let _ = fs::remove_file(own.join(MAP_FILE));
+                }
+                Err(StartError::new(what, e, advice(e)))
+            }
         }
     }
 
@@ -552,6 +593,27 @@ impl Running {
             say("stopped");
         }
     }
+}
+
+/// Refuses when every process that -m names shows or wants a certificate of another cluster, or is not mgmt: unlike one that
+/// is away, it does not become the right one. The map of an earlier run may know a better address; -m is wrong all the same.
+async fn check_trust(endpoint: &Endpoint, mgmt: &[SocketAddr]) -> Result<(), StartError> {
+    let mut last = None;
+    for addr in mgmt {
+        match endpoint.connect(*addr, MGMT).await {
+            Err(NetError::Untrusted(why)) => last = Some(why),
+            Ok(connection) => {
+                connection.close("checked");
+                return Ok(());
+            }
+            Err(_) => return Ok(()),
+        }
+    }
+    last.map_or(Ok(()), |why| {
+        let todo =
+            "Correct -m, or the directory of this node: both must be of the same cluster. The log there says more.";
+        Err(StartError::new("use mgmt", why, todo))
+    })
 }
 
 fn is_away(error: ErrorCode) -> bool {

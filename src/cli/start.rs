@@ -36,6 +36,17 @@ pub fn init_log(level: &str) -> Result<(), StartError> {
     Ok(())
 }
 
+/// Whether the port is free; looked at before anything is made on disk. Taken for good once there is a certificate.
+pub fn check_port(bind: SocketAddr) -> Result<(), StartError> {
+    UdpSocket::bind(bind).map(drop).map_err(|e| {
+        StartError::new(
+            format!("listen on UDP {bind}"),
+            e,
+            "Another process may use that port (ss -ulnp); --listen ADDR:PORT chooses another.",
+        )
+    })
+}
+
 /// Addresses of `host[:port]`.
 pub fn lookup(host: &str) -> Result<Vec<SocketAddr>, StartError> {
     let full = with_port(host, limits::PORT_MGMT);

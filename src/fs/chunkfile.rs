@@ -574,7 +574,7 @@ impl ChunkStore {
         let _gate = self.gate(key).write().unwrap_or_else(PoisonError::into_inner);
         let (path, tomb) = (self.path(key), self.tombstone(key));
         match make_tombstone(&tomb) {
-            Err(ChunkError::Io { source: Errno::NOSPC, .. }) => {
+            Err(ChunkError::NoSpace { .. }) => {
                 // A full target must still be able to delete: the data makes room for its tombstone.
                 match rustix::fs::open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
                     Ok(file) => rustix::fs::ftruncate(&file, 0).map_err(|e| fail(&path, 0, e))?,
@@ -743,6 +743,124 @@ mod tests {
         assert!(read_with(&codec::encode(&header(fs, key(6), 0))).to_string().contains("another file"));
         rustix::fs::setxattr(&path, XATTR, &own, XattrFlags::empty()).unwrap();
         assert_eq!(ChunkStore::open(dir.path(), fs, uuid).unwrap().read(k, 0, 5).unwrap(), b"hello");
+    }
+
+    #[test]
+    fn allocate_reserves_and_seeks_find_holes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (fs, k) = (ClusterId::random(), key(6));
+        let store = ChunkStore::open(dir.path(), fs, TargetUuid::random()).unwrap();
+        let h = header(fs, k, 0);
+        assert!(matches!(store.seek_hole(k, 0), Err(ChunkError::Missing { .. })));
+        store.allocate(k, &h, 0, 1 << 20, true).unwrap();
+        let st = store.stat(k).unwrap();
+        assert!(st.size == 0 && st.allocated_bytes >= 1 << 20, "{st:?}");
+        store.allocate(k, &h, 0, 1 << 20, false).unwrap();
+        assert_eq!(store.stat(k).unwrap().size, 1 << 20);
+        assert!(store.read(k, 0, 1 << 20).unwrap().iter().all(|b| *b == 0));
+        assert!(matches!(store.allocate(k, &header(fs, k, 1), 0, 1, false), Err(ChunkError::Header { .. })));
+        // Another file: reserved blocks may count as data.
+        let k = key(8);
+        let h = header(fs, k, 0);
+        store.write(k, &h, 0, &[1; 65536]).unwrap();
+        store.write(k, &h, 1 << 19, &[2; 65536]).unwrap();
+        store.sync(k).unwrap();
+        assert_eq!(store.seek_hole(k, 0).unwrap(), Some(65536));
+        assert_eq!(store.seek_data(k, 65536).unwrap(), Some(1 << 19));
+        assert_eq!(store.seek_hole(k, 1 << 19).unwrap(), Some((1 << 19) + 65536));
+        assert_eq!(store.seek_data(k, (1 << 19) + 65536).unwrap(), None);
+        store.truncate(k, 65536).unwrap();
+        assert_eq!(store.seek_hole(k, 0).unwrap(), Some(65536), "the end is a hole");
+        assert_eq!((store.seek_hole(k, 65536).unwrap(), store.seek_data(k, 65536).unwrap()), (None, None));
+        store.zero_range(k, 0, 4096, true).unwrap();
+        assert_eq!(store.read(k, 4095, 2).unwrap(), [0, 1]);
+    }
+
+    #[test]
+    fn more_files_than_descriptors_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let fs = ClusterId::random();
+        let store = ChunkStore::open(dir.path(), fs, TargetUuid::random()).unwrap();
+        let count = OPEN_FILES_MAX as u64 + 100;
+        for n in 1..=count {
+            store.write(key(n), &header(fs, key(n), 0), n, &n.to_le_bytes()).unwrap();
+            store.read(key(1), 1, 8).unwrap(); // the first one stays in use
+            assert!(lock(&store.open).len() <= OPEN_FILES_MAX);
+        }
+        let is_open = |n| lock(&store.open).contains_key(&key(n));
+        assert!(is_open(1) && is_open(count) && !is_open(2));
+        for n in 1..=count {
+            assert_eq!(store.read(key(n), n, 8).unwrap(), n.to_le_bytes(), "file {n}");
+            assert!(lock(&store.open).len() <= OPEN_FILES_MAX);
+        }
+        store.sync(key(2)).unwrap();
+        store.purge(key(2)).unwrap();
+        assert!(!is_open(2));
+    }
+
+    /// A small file system of its own; needs root.
+    struct SmallDisk(tempfile::TempDir);
+
+    impl SmallDisk {
+        fn new() -> Option<SmallDisk> {
+            if !rustix::process::geteuid().is_root() {
+                eprintln!("not root: nothing tested");
+                return None;
+            }
+            let disk = SmallDisk(tempfile::tempdir().unwrap());
+            let script = "truncate -s 16M image && mkfs.ext4 -q -m 0 -F image && mkdir at && mount -o loop image at";
+            let run = |s: &str| std::process::Command::new("sh").args(["-c", s]).current_dir(disk.0.path()).status();
+            assert!(run(script).unwrap().success());
+            Some(disk)
+        }
+        fn at(&self) -> PathBuf {
+            self.0.path().join("at")
+        }
+    }
+
+    impl Drop for SmallDisk {
+        fn drop(&mut self) {
+            let _ = rustix::mount::unmount(self.at(), rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+
+    #[test]
+    fn full_disk_refuses_writes_and_keeps_the_rest() {
+        let Some(disk) = SmallDisk::new() else { return };
+        let fs = ClusterId::random();
+        let store = ChunkStore::open(&disk.at(), fs, TargetUuid::random()).unwrap();
+        let (k, block) = (key(3), vec![7; 1 << 20]);
+        let mut kept = 0;
+        let full = loop {
+            match store.write(k, &header(fs, k, 0), kept, &block).and_then(|()| store.sync(k)) {
+                Ok(()) => kept += 1 << 20,
+                Err(e) => break e,
+            }
+        };
+        assert!(full.code() == ErrorCode::NoSpace && kept >= 4 << 20, "{full} after {kept}");
+        let verifier = store.write_verifier();
+        // To the last block, by other means.
+        let ballast = disk.at().join("ballast");
+        let file = std::fs::File::create(&ballast).unwrap();
+        let mut at = 0;
+        for step in [65536, 4096, 1] {
+            while std::os::unix::fs::FileExt::write_all_at(&file, &vec![1; step], at).is_ok() {
+                at += step as u64;
+            }
+        }
+        file.sync_all().unwrap();
+        assert_eq!(store.statfs().unwrap().available_bytes, 0);
+        assert!(store.read(k, 0, usize::try_from(kept).unwrap()).unwrap().iter().all(|b| *b == 7));
+        store.write(k, &header(fs, k, 0), 0, b"over").unwrap();
+        store.sync(k).unwrap();
+        let e = store.allocate(k, &header(fs, k, 0), 32 << 20, 1 << 20, false).unwrap_err();
+        assert_eq!(e.code(), ErrorCode::NoSpace, "{e}");
+        assert_eq!(store.write_verifier(), verifier, "no written data was lost");
+        // The data makes room for its own tombstone.
+        store.purge(k).unwrap();
+        assert!(matches!(store.read(k, 0, 1), Err(ChunkError::Purged { .. })));
+        store.write(key(4), &header(fs, key(4), 0), 0, &block).unwrap();
+        store.sync(key(4)).unwrap();
     }
 
     #[test]

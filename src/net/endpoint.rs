@@ -6,7 +6,8 @@ use super::{NetError, Result};
 use crate::base::ids::{ClusterId, NodeId};
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{
-    ConnectionId, ConnectionIdGenerator, EndpointConfig, IdleTimeout, MtuDiscoveryConfig, TransportConfig, VarInt,
+    ConnectionError, ConnectionId, ConnectionIdGenerator, EndpointConfig, IdleTimeout, MtuDiscoveryConfig,
+    TransportConfig, VarInt,
 };
 use ring::rand::SecureRandom;
 use rustls::client::WebPkiServerVerifier;
@@ -348,7 +349,7 @@ impl Endpoint {
                 connection.describe()
             );
             connection.quic.close(VarInt::from_u32(CLOSE_REFUSED), b"not the node that was wanted");
-            return Err(NetError::Connect(reason));
+            return Err(NetError::Untrusted(reason));
         }
         Ok(connection)
     }
@@ -419,9 +420,13 @@ async fn establish(
 ) -> Result<Connection> {
     let failed = |e: &dyn std::fmt::Display| NetError::Connect(format!("cannot connect to {addr}: {e}"));
     let connecting = endpoint.connect_with(config, addr, name).map_err(|e| failed(&e))?;
+    let ended = |e: ConnectionError| match is_refusal(&e) {
+        true => NetError::Untrusted(format!("cannot connect to {addr}: {e}")),
+        false => failed(&e),
+    };
     let attempt = async {
-        let quic = connecting.await.map_err(|e| failed(&e))?;
-        let mut hello = quic.accept_uni().await.map_err(|e| failed(&e))?;
+        let quic = connecting.await.map_err(ended)?;
+        let mut hello = quic.accept_uni().await.map_err(ended)?;
         let said = hello.read_to_end(64).await.map_err(|e| failed(&e))?;
         if said != HELLO {
             return Err(failed(&"the server does not greet as a beeswarm server"));
@@ -431,6 +436,18 @@ async fn establish(
     match tokio::time::timeout(wait, attempt).await {
         Ok(result) => result,
         Err(_) => Err(failed(&format!("no answer within {} s (is the UDP port open?)", wait.as_secs()))),
+    }
+}
+
+/// Did a certificate end the connection, on whichever side?
+fn is_refusal(e: &ConnectionError) -> bool {
+    // QUIC's numbers for alerts of TLS.
+    let is_alert = |code: quinn::TransportErrorCode| (0x100..0x200).contains(&u64::from(code));
+    match e {
+        ConnectionError::TransportError(e) => is_alert(e.code),
+        ConnectionError::ConnectionClosed(close) => is_alert(close.error_code),
+        ConnectionError::ApplicationClosed(close) => close.error_code == VarInt::from_u32(CLOSE_REFUSED),
+        _ => false,
     }
 }
 

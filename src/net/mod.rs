@@ -34,6 +34,9 @@ pub enum NetError {
     /// No connection came about; the text names the address and the reason.
     #[error("{0}")]
     Connect(String),
+    /// The two do not trust each other, or it is another node: the same again unless somebody changes something.
+    #[error("{0}")]
+    Untrusted(String),
 }
 
 /// Result of setting up something of the transport.

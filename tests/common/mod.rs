@@ -252,12 +252,63 @@ pub fn random_bytes(seed: u64, len: usize) -> Vec<u8> {
     out
 }
 
+/// An ext4 of its own on a loop device; unmounted with its value. The image lies beside the mount point.
+pub struct LoopDisk {
+    /// The mount point.
+    pub at: PathBuf,
+    image: PathBuf,
+}
+
+/// Runs a command of the system; fails the test when it fails.
+pub fn system(program: &str, args: &[&str]) {
+    let out = Command::new(program).args(args).output().unwrap_or_else(|e| panic!("{program}: {e}"));
+    assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+impl LoopDisk {
+    /// Makes one and mounts it on this directory.
+    pub fn make(at: &Path, mib: u64) -> LoopDisk {
+        let disk = LoopDisk { at: at.to_path_buf(), image: at.with_extension("img") };
+        File::create(&disk.image).and_then(|f| f.set_len(mib << 20)).expect("image");
+        // No blocks kept for root: what is free is what can be written.
+        system("mkfs.ext4", &["-q", "-m", "0", "-F", disk.image.to_str().expect("utf-8")]);
+        disk.mount();
+        disk
+    }
+
+    /// Mounts it (again). The loop device goes away with the mount.
+    pub fn mount(&self) {
+        system("mount", &["-o", "loop", self.image.to_str().expect("utf-8"), self.at.to_str().expect("utf-8")]);
+    }
+
+    /// Unmounts it.
+    pub fn unmount(&self) {
+        system("umount", &[self.at.to_str().expect("utf-8")]);
+    }
+
+    /// Free bytes.
+    pub fn free(&self) -> u64 {
+        let s = rustix::fs::statvfs(&self.at).expect("statvfs");
+        s.f_bavail * s.f_frsize
+    }
+}
+
+impl Drop for LoopDisk {
+    fn drop(&mut self) {
+        if is_mounted(&self.at) {
+            let _ = rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
 /// A cluster of one process per role on loopback: mgmt, meta, two storage nodes of two targets each, a client.
 pub struct Separate {
     dir: tempfile::TempDir,
     ports: [u16; 4],
     /// mgmt, meta, storage 1, storage 2, client.
     pub daemons: [Option<Daemon>; 5],
+    /// Disks under some of its directories; unmounted after the processes have ended.
+    pub disks: Vec<LoopDisk>,
 }
 
 /// Index into `Separate::daemons`.
@@ -274,12 +325,21 @@ pub const CLIENT: usize = 4;
 impl Separate {
     /// Starts all five; returns when mounted and all four targets are there.
     pub fn start() -> Separate {
+        Separate::start_on(&[])
+    }
+
+    /// The same, with disks of so many MiB under these of its directories.
+    pub fn start_on(disks: &[(&str, u64)]) -> Separate {
         let dir = tempfile::tempdir().expect("temporary directory");
         for d in ["mgmt", "meta", "s1a", "s1b", "s2a", "s2b", "client", "mnt"] {
             std::fs::create_dir(dir.path().join(d)).expect("mkdir");
         }
         let ports = [free_port(), free_port(), free_port(), free_port()];
-        let mut cluster = Separate { dir, ports, daemons: [None, None, None, None, None] };
+        let mut cluster = Separate { dir, ports, daemons: [None, None, None, None, None], disks: Vec::new() };
+        for (name, mib) in disks {
+            let disk = LoopDisk::make(&cluster.path(name), *mib);
+            cluster.disks.push(disk);
+        }
         for which in [MGMT, META, STORAGE1, STORAGE2] {
             cluster.start_one(which);
             cluster.wait_up(which);
@@ -305,8 +365,45 @@ impl Separate {
         format!("127.0.0.1:{}", self.ports[MGMT])
     }
 
+    /// The port of a server.
+    pub fn port(&self, which: usize) -> u16 {
+        self.ports[which]
+    }
+
+    /// SIGTERM; it must end in order.
+    pub fn stop_one(&mut self, which: usize) {
+        let mut daemon = self.daemons[which].take().expect("started");
+        assert_eq!(daemon.stop(), Some(0), "{}", daemon.output());
+    }
+
+    /// What a process has printed so far.
+    pub fn log(&self, which: usize) -> String {
+        self.daemons[which].as_ref().expect("started").output()
+    }
+
+    /// Waits until a process has printed this.
+    pub fn wait_log(&self, which: usize, text: &str) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !self.log(which).contains(text) {
+            assert!(Instant::now() < end, "never said '{text}':\n{}", self.log(which));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Runs `beeswarm` with these arguments to its end (50 s at most); exit code and standard error.
+    pub fn run(&self, args: &[&str]) -> (Option<i32>, String) {
+        let out = Command::new("timeout")
+            .args(["50", env!("CARGO_BIN_EXE_beeswarm")])
+            .args(args)
+            .env("BEESWARM_RUN_DIR", self.path("run"))
+            .output()
+            .expect("run beeswarm");
+        let both = [out.stderr, out.stdout].concat();
+        (out.status.code(), String::from_utf8_lossy(&both).into_owned())
+    }
+
     /// Its join token file, made by `beeswarm cluster token`.
-    fn token(&self) -> PathBuf {
+    pub fn token(&self) -> PathBuf {
         let file = self.path("token");
         if !file.exists() {
             let out = Command::new(env!("CARGO_BIN_EXE_beeswarm"))

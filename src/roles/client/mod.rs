@@ -203,7 +203,9 @@ fn holds_our_mount(path: &Path) -> std::io::Result<bool> {
     let escaped = path.to_string_lossy().replace('\\', "\\134").replace(' ', "\\040");
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
     let last = mounts.lines().rfind(|line| line.split(' ').nth(4) == Some(escaped.as_str()));
-    Ok(last.is_some_and(|line| line.split(" - ").nth(1).is_some_and(|rest| rest.starts_with("fuse.beeswarm "))))
+    // Without the mount helper the kernel is not told the subtype: then the source, which we set, tells.
+    let ours = |rest: &str| rest.starts_with("fuse.beeswarm ") || rest.starts_with("fuse beeswarm ");
+    Ok(last.is_some_and(|line| line.split(" - ").nth(1).is_some_and(ours)))
 }
 
 fn config(options: MountOptions) -> Config {

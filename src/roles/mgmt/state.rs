@@ -374,7 +374,7 @@ impl State {
         let storage = nodes.iter().copied().find(|n| n.role == Role::Storage);
         let mut ids = Vec::new();
         if let Some(node) = storage {
-            ids = self.target_ids(node, targets)?;
+            ids = self.target_ids(node, &name, targets)?;
         } else if !targets.is_empty() {
             return refuse(ErrorCode::Invalid, "targets announced by a process without the storage role");
         }
@@ -434,7 +434,7 @@ impl State {
     }
 
     /// The numbers that announced targets get, or why one is refused. Changes nothing.
-    fn target_ids(&self, node: NodeId, targets: &[AnnouncedTarget]) -> Result<Vec<TargetId>, Refused> {
+    fn target_ids(&self, node: NodeId, name: &str, targets: &[AnnouncedTarget]) -> Result<Vec<TargetId>, Refused> {
         if targets.len() > TARGETS_PER_NODE_MAX {
             return refuse(ErrorCode::Invalid, format!("{} targets of one node", targets.len()));
         }
@@ -457,7 +457,7 @@ impl State {
                         id
                     }
                     None => {
-                        self.check_not_unmounted(node, target)?;
+                        self.check_not_unmounted(node, name, target)?;
                         loop {
                             let Some(n) = next.checked_add(1) else {
                                 return refuse(ErrorCode::NoSpace, "no target number left");
@@ -512,14 +512,16 @@ impl State {
         )
     }
 
-    /// A fresh directory in the place of a target that the map knows: refused, whatever its number.
-    fn check_not_unmounted(&self, node: NodeId, target: &AnnouncedTarget) -> Result<(), Refused> {
-        match self.map.targets.iter().find(|t| target.fresh && t.node == node && t.path == target.path) {
+    /// A fresh directory in the place of a target that the map knows: refused, whatever its number. Also when another
+    /// node announces it under the same name: a node whose identity lay on that disk has joined anew.
+    fn check_not_unmounted(&self, node: NodeId, name: &str, target: &AnnouncedTarget) -> Result<(), Refused> {
+        let same_host = |of: NodeId| of == node || self.map.node(of).is_some_and(|n| n.name == name);
+        match self.map.targets.iter().find(|t| target.fresh && t.path == target.path && same_host(t.node)) {
             Some(known) => refuse(
                 ErrorCode::Conflict,
                 format!(
-                    "{} of {node} is empty but was target {}: its disk is probably not mounted",
-                    known.path, known.id
+                    "{} of '{name}' is empty but was target {} of {}: its disk is probably not mounted",
+                    known.path, known.id, known.node
                 ),
             ),
             None => Ok(()),
