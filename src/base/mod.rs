@@ -1,4 +1,4 @@
-//! What everything stands on: identifiers, the error registry, the codec. No I/O except in `durable`.
+//! What everything stands on: identifiers, the error registry, the codec. No I/O except in `durable` and `format`.
 
 pub mod codec;
 pub mod durable;
