@@ -93,7 +93,7 @@ fn directories_that_are_not_the_right_ones() {
     check(&cluster, "storage in use", start("storage", &[&s1a]), &["in use", pid.trim()], &s1a);
     check(&cluster, "meta in use", start("meta", &[&cluster.path("meta")]), &["in use"], &cluster.path("meta"));
     let args = ["--role", "mgmt", "-p", text(&cluster.path("mgmt")), "--listen", &listen].map(str::to_owned).to_vec();
-    check(&cluster, "mgmt in use", args, &["another process"], &cluster.path("mgmt/ca"));
+    check(&cluster, "mgmt in use", args, &["in use by process"], &cluster.path("mgmt/ca"));
 
     // Somebody else's files.
     let foreign = new_dir(&cluster, "thesis");
