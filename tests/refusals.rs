@@ -115,7 +115,7 @@ fn directories_that_are_not_the_right_ones() {
     let was = fs::read_to_string(&record).expect("read");
     assert!(was.contains("format = 1\n"), "{was}");
     fs::write(&record, was.replace("format = 1\n", "format = 99\n")).expect("write");
-    check(&cluster, "format", start("storage", &[&s2a]), &["format 99", "upgrade"], &s2a);
+    check(&cluster, "format", start("storage", &[&s2a]), &["version 99", "upgrade"], &s2a);
     fs::write(&record, "format = \"rubbish").expect("write");
     check(&cluster, "damaged", start("storage", &[&s2a]), &["beeswarm.toml", "backup"], &s2a);
     fs::write(&record, was).expect("write");
