@@ -1,4 +1,5 @@
 use super::*;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 fn config(dir: &Path) -> StoreConfig {
