@@ -18,7 +18,7 @@ run: build
 # Unit tests, then tests on real mounts with real processes (root and /dev/fuse needed).
 test:
 	$(CARGO) test --locked --lib --bins
-	$(CARGO) test --locked --test mount --test faults --test refusals --test kill_matrix --test four_machines -- --test-threads=1
+	$(CARGO) test --locked --test mount --test faults --test refusals --test full --test kill_matrix --test four_machines -- --test-threads=1
 
 check:
 	$(CARGO) fmt --check

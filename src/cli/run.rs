@@ -280,10 +280,9 @@ impl Running {
         // What can be refused without a look at the cluster, before anything is made.
         let bind = config.bind_addr();
         start::check_port(bind)?;
-        let mount_point = match &config.mount {
-            Some(at) => Some(client::prepare(at).await?),
-            None => None,
-        };
+        if let Some(at) = &config.mount {
+            client::check_mount_point(at).await?;
+        }
         prepare_dirs(&config, &dirs)?;
         let meta_dir = if config.has(Role::Meta) { Some(StateDir::take(&dirs.meta, Role::Meta)?) } else { None };
         let mut targets = Vec::new();
@@ -408,7 +407,7 @@ impl Running {
             self.meta = Some(server);
             say(&format!("{node} ({}) is up: {}, state {}", self.name, list(&addrs), dir.path.display()));
         }
-        if let (Some(node), Some(mount)) = (id_of(Role::Client), mount_point) {
+        if let (Some(node), Some(mount)) = (id_of(Role::Client), config.mount.clone()) {
             let options = MountOptions {
                 wait: config.call_timeout,
                 read_only: config.read_only,

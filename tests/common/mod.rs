@@ -390,6 +390,12 @@ impl Separate {
         }
     }
 
+    /// Runs an operator's command; it must succeed.
+    pub fn command(&self, args: &[&str]) {
+        let (code, output) = self.run(args);
+        assert_eq!(code, Some(0), "beeswarm {args:?}: {output}");
+    }
+
     /// Runs `beeswarm` with these arguments to its end (50 s at most); exit code and standard error.
     pub fn run(&self, args: &[&str]) -> (Option<i32>, String) {
         let out = Command::new("timeout")

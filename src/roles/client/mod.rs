@@ -54,7 +54,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Opens a session at the meta server and mounts on a directory that [`prepare`] has checked.
+    /// Opens a session at the meta server and mounts on a directory that [`check_mount_point`] has looked at.
     pub async fn mount(
         cluster: Arc<Cluster>,
         mountpoint: PathBuf,
@@ -79,6 +79,14 @@ impl Client {
         }
         let tasks = TaskTracker::new();
         let fs = FuseFs::new(vfs, Handle::current(), tasks.clone());
+        // At the last moment: until a dead mount is replaced, programs get errors; without it they would write below it.
+        let mountpoint = match prepare(&mountpoint, true).await {
+            Ok(at) => at,
+            Err(e) => {
+                session.close(UNMOUNT_WAIT).await;
+                return Err(e);
+            }
+        };
         let at = mountpoint.clone();
         let mounted = tokio::task::spawn_blocking(move || Session::new(fs, &at, &config(options))).await;
         let fuse = match mounted {
@@ -156,8 +164,13 @@ fn cannot_mount(at: &Path) -> String {
 }
 
 /// Checks the mount point, before anything is asked of the cluster: an existing directory that beeswarm is not mounted
-/// on already. A dead mount (its process was killed) is detached. The path without symbolic links.
-pub async fn prepare(at: &Path) -> Result<PathBuf, StartError> {
+/// on already, or a dead mount (its process was killed).
+pub async fn check_mount_point(at: &Path) -> Result<(), StartError> {
+    prepare(at, false).await.map(drop)
+}
+
+/// The same; a dead mount is detached if asked for. The path without symbolic links.
+async fn prepare(at: &Path, detach: bool) -> Result<PathBuf, StartError> {
     let what = cannot_mount(at);
     let fail = |e: &dyn std::fmt::Display, todo: &str| StartError::new(what.as_str(), e, todo);
     let path = at.to_path_buf();
@@ -165,6 +178,9 @@ pub async fn prepare(at: &Path) -> Result<PathBuf, StartError> {
         for _ in 0..8 {
             match std::fs::metadata(&path) {
                 Err(e) if e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
+                    if !detach {
+                        return Ok(path);
+                    }
                     tracing::warn!("{} is a dead mount: detaching it", path.display());
                     rustix::mount::unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
                         .map_err(std::io::Error::from)?;

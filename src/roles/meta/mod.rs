@@ -161,6 +161,8 @@ impl MetaServer {
             Ok((r, _)) => Ok(r),
             Err(CommitError::Refused(e)) => Err(e),
             Err(CommitError::Store(_)) if self.cancel.is_cancelled() => Err(ErrorCode::ShuttingDown),
+            // Logged where room is looked for.
+            Err(CommitError::Store(e)) if e.is_full() => Err(ErrorCode::NoSpace),
             Err(CommitError::Store(e)) => {
                 tracing::error!(error = %e, "meta store refuses a transaction");
                 Err(ErrorCode::DiskFailed)

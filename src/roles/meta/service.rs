@@ -93,6 +93,9 @@ impl MetaServer {
                 self.mutate(ctx, method, body, move |db, env| $f(db, env, &r)).await
             }};
         }
+        if matches!(method, MakeRequest::METHOD | LinkRequest::METHOD | SetXattrRequest::METHOD) {
+            self.check_room(ctx).await?;
+        }
         match method {
             OpenSessionRequest::METHOD => self.open_session(ctx, decode(body)?).await,
             RenewSessionRequest::METHOD => {
@@ -126,8 +129,9 @@ impl MetaServer {
             CreateRequest::METHOD => {
                 let r: CreateRequest = decode(body)?;
                 let env = self.env_for_reading(client, 0);
-                if let Some(entry) = self.read(|db| db::dentry(db, &env, r.parent, &r.name))? {
-                    self.before_open(entry.ino, r.open).await?;
+                match self.read(|db| db::dentry(db, &env, r.parent, &r.name))? {
+                    Some(entry) => self.before_open(entry.ino, r.open).await?,
+                    None => self.check_room(ctx).await?,
                 }
                 let reply = self.mutate(ctx, method, body, move |db, env| create::create(db, env, &r)).await;
                 self.purge_wake.notify_one();
@@ -182,6 +186,12 @@ impl MetaServer {
             SetPolicyRequest::METHOD => change!(SetPolicyRequest, policy::set),
             _ => Err(ErrorCode::UnknownMethod),
         }
+    }
+
+    /// `NoSpace` when the disk is nearly full; what is left is for removing. A repeat of what was done gets its reply.
+    async fn check_room(&self, ctx: &CallContext) -> Result<(), ErrorCode> {
+        let is_new = || matches!(self.read(|db| before(db, ctx)), Ok(None));
+        if self.store.has_room().await || !is_new() { Ok(()) } else { Err(ErrorCode::NoSpace) }
     }
 
     fn log(ctx: &CallContext, env: &Env, method: u16, body: &[u8]) -> LogContext {

@@ -18,11 +18,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const MAGIC: &[u8; 8] = b"BSWMLOG\n";
 const VERSION: u32 = 1;
 const HEADER: usize = 56;
+/// Reserved for a segment when it is started: some thousand opens and removals, should another program fill the disk.
+const AHEAD_BYTES: u64 = 4 << 20;
 /// Largest body of a record.
 const RECORD_BYTES_MAX: usize = 256 << 20;
 
@@ -37,15 +39,29 @@ pub(super) struct Failpoint {
 #[derive(Debug)]
 pub(super) struct Segment {
     file: File,
+    /// Bytes of whole records, and the header.
+    len: AtomicU64,
     fail: Arc<Failpoint>,
 }
 
 impl Segment {
+    /// Appends whole records. An error for which `is_full` holds has left no trace.
     pub fn append(&self, bytes: &[u8]) -> io::Result<()> {
         if self.fail.write.load(Ordering::Relaxed) {
             return Err(io::Error::other("injected write failure"));
         }
-        (&self.file).write_all(bytes)
+        let before = self.len.load(Ordering::Relaxed);
+        match (&self.file).write_all(bytes) {
+            Ok(()) => {
+                self.len.store(before.saturating_add(bytes.len() as u64), Ordering::Relaxed);
+                Ok(())
+            }
+            Err(e) if is_full(&e) => match self.file.set_len(before) {
+                Ok(()) => Err(e),
+                Err(cut) => Err(io::Error::other(format!("{e}; and the part that was written stays: {cut}"))),
+            },
+            Err(e) => Err(e),
+        }
     }
 
     pub fn sync(&self) -> io::Result<()> {
@@ -62,6 +78,11 @@ pub(super) struct Identity {
     pub dir: PathBuf,
     pub fs_id: ClusterId,
     pub shard: u16,
+}
+
+/// The disk or its quota has no room.
+pub(super) fn is_full(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn path_of(dir: &Path, first: u64) -> PathBuf {
@@ -87,11 +108,20 @@ pub(super) fn create(
     h.extend_from_slice(&previous.to_le_bytes());
     let crc = crc32c::crc32c(&h);
     h.extend_from_slice(&crc.to_le_bytes());
-    let file = OpenOptions::new().append(true).create_new(true).open(path_of(&id.dir, first))?;
-    let segment = Segment { file, fail };
-    segment.append(&h)?;
-    segment.sync()?;
-    crate::base::durable::sync_dir(&id.dir)?;
+    let path = path_of(&id.dir, first);
+    let file = OpenOptions::new().append(true).create_new(true).open(&path)?;
+    // Only a help: what matters is whether the records fit.
+    let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, AHEAD_BYTES);
+    let segment = Segment { file, len: AtomicU64::new(0), fail };
+    let made = segment.append(&h).and_then(|()| segment.sync()).and_then(|()| crate::base::durable::sync_dir(&id.dir));
+    if let Err(e) = made {
+        // The segment before goes on: one that came back after a crash would contradict it.
+        let gone = std::fs::remove_file(&path).and_then(|()| crate::base::durable::sync_dir(&id.dir));
+        return Err(match gone {
+            Ok(()) => e,
+            Err(stays) => io::Error::other(format!("{e}; and it stays: {stays}")),
+        });
+    }
     Ok(segment)
 }
 

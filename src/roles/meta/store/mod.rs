@@ -3,11 +3,13 @@
 //! Threads: the committer runs transactions one after another and writes one log record each; the syncer fdatasyncs the
 //! log for everybody who waits; the flusher moves the overlay into redb in large commits and removes applied segments.
 //! Invariants: a change is visible to readers only after its record is written; redb receives only durable records; the
-//! first failed write or sync fences the store until it is reopened. Lock order: `view`, then `progress`.
+//! first failed write or sync fences the store until it is reopened. A full disk does not: a log record that does not fit
+//! leaves no trace, and a flush that does not fit is done later. Lock order: `view`, then `db`, then `progress`.
 
 mod ids;
 mod log;
 mod overlay;
+mod room;
 #[cfg(test)]
 mod tests;
 
@@ -17,10 +19,9 @@ use crate::base::format::DirLock;
 use crate::base::ids::{ClientInstance, ClusterId, Csn};
 use overlay::{Entry, Overlay};
 use redb::{Database, ReadOnlyTable, ReadableDatabase, TableDefinition};
-use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -72,6 +73,9 @@ pub enum StoreError {
     /// The operating system refused.
     #[error("cannot {0}")]
     Io(String),
+    /// No room on the disk; nothing was done, and the store goes on.
+    #[error("the disk is full: cannot {0}")]
+    Full(String),
     /// The bytes on disk are not what was written.
     #[error("{0}")]
     Damaged(String),
@@ -91,10 +95,18 @@ pub enum StoreError {
 
 impl StoreError {
     fn io(what: &str, e: &std::io::Error) -> Self {
-        StoreError::Io(format!("{what}: {e}"))
+        let text = format!("{what}: {e}");
+        if log::is_full(e) { StoreError::Full(text) } else { StoreError::Io(text) }
     }
     fn redb(e: impl Into<redb::Error>) -> Self {
-        StoreError::Redb(e.into().to_string())
+        match e.into() {
+            redb::Error::Io(e) if log::is_full(&e) => StoreError::Full(format!("write to redb: {e}")),
+            e => StoreError::Redb(e.to_string()),
+        }
+    }
+    /// Is the disk full, and nothing else wrong?
+    pub fn is_full(&self) -> bool {
+        matches!(self, StoreError::Full(_))
     }
 }
 
@@ -187,7 +199,11 @@ struct Shared {
     config: StoreConfig,
     identity: log::Identity,
     epoch: u64,
-    db: Database,
+    /// None: it could not be reopened after an error; the store is fenced.
+    db: Mutex<Option<Database>>,
+    room: room::Room,
+    /// The last flush did not fit.
+    stuck: AtomicBool,
     view: RwLock<View>,
     progress: Mutex<Progress>,
     changed: Condvar,
@@ -272,7 +288,7 @@ impl Store {
         std::fs::create_dir_all(&dir).map_err(|e| StoreError::io("make the store's directory", &e))?;
         let identity = log::Identity { dir, fs_id: config.fs_id, shard: config.shard };
         let db = Database::create(config.dir.join("meta.redb")).map_err(StoreError::redb)?;
-        write_redb(&db, &Overlay::default(), &[])?;
+        write_redb(&db, &[], &[])?;
         crate::base::durable::sync_dir(&config.dir).map_err(|e| StoreError::io("sync the directory", &e))?;
         let snapshot = open_snapshot(&db)?;
         let mut replayed = Overlay::default();
@@ -280,7 +296,7 @@ impl Store {
         let end = log::replay(&identity, applied, &mut replayed)?;
         let epoch = stored_number(&snapshot, KEY_EPOCH)?.max(end.epoch) + 1;
         drop(snapshot);
-        write_redb(&db, &replayed, &[(KEY_APPLIED, end.sequence), (KEY_EPOCH, epoch)])?;
+        write_redb(&db, &replayed.rows(), &[(KEY_APPLIED, end.sequence), (KEY_EPOCH, epoch)])?;
         remove_segments(&identity, u64::MAX)?;
         let fail = Arc::new(log::Failpoint::default());
         let segment = log::create(&identity, epoch, end.sequence + 1, end.checksum, fail.clone())
@@ -294,7 +310,9 @@ impl Store {
             config,
             identity,
             epoch,
-            db,
+            db: Mutex::new(Some(db)),
+            room: room::Room::default(),
+            stuck: AtomicBool::new(false),
             view: RwLock::new(view),
             progress: Mutex::new(progress),
             changed: Condvar::new(),
@@ -420,7 +438,7 @@ impl<'a> ReadView<'a> {
         if let Some(e) = self.layers().find_map(|l| l.get(table, key)) {
             return Ok(e.value.clone());
         }
-        let Some(t) = self.view.snapshot.get(table.index()) else { return Ok(None) };
+        let t = self.view.snapshot.get(table.index()).ok_or_else(without_redb)?;
         Ok(t.get(key).map_err(StoreError::redb)?.map(|v| v.value().to_vec()))
     }
 
@@ -433,7 +451,7 @@ impl<'a> ReadView<'a> {
         let end = if to_exclusive.is_empty() { Bound::Unbounded } else { Bound::Excluded(to_exclusive) };
         let range = (Bound::Included(from), end);
         let mut layers: Vec<_> = self.layers().map(|l| l.table(table).range::<[u8], _>(range).peekable()).collect();
-        let Some(t) = self.view.snapshot.get(table.index()) else { return Ok(out) };
+        let t = self.view.snapshot.get(table.index()).ok_or_else(without_redb)?;
         let mut stored = t.range::<&[u8]>(range).map_err(StoreError::redb)?;
         let mut next_stored = || match stored.next() {
             Some(Ok((k, v))) => Ok(Some((k.value().to_vec(), v.value().to_vec()))),
@@ -563,7 +581,7 @@ impl Committer {
             return;
         }
         let shared = self.shared.clone();
-        let mut fenced = shared.check();
+        let mut fenced = shared.check().and_then(|()| self.check_size());
         let (mut last, mut checksum) = (self.last, self.checksum);
         let (mut pending, mut bytes, mut answers) = (Overlay::default(), Vec::new(), Vec::new());
         {
@@ -604,7 +622,10 @@ impl Committer {
                     (self.last, self.checksum) = (last, checksum);
                     shared.progress().last = last;
                 }
-                Err(e) => fenced = Err(shared.fence(&StoreError::io("write the log", &e))),
+                Err(e) => {
+                    let e = StoreError::io("write the log", &e);
+                    fenced = Err(if e.is_full() { e } else { shared.fence(&e) });
+                }
             }
         }
         for (answer, sequence) in answers {
@@ -620,7 +641,10 @@ impl Committer {
         if unpoison(self.shared.view.read()).active.is_empty() {
             return Ok(None);
         }
-        let fence = |e: std::io::Error| self.shared.fence(&StoreError::io("change the log segment", &e));
+        let fence = |e: std::io::Error| match StoreError::io("change the log segment", &e) {
+            full @ StoreError::Full(_) => full,
+            e => self.shared.fence(&e),
+        };
         self.segment.sync().map_err(fence)?;
         self.shared.set_durable(self.last);
         let id = &self.shared.identity;
@@ -633,6 +657,19 @@ impl Committer {
         Ok(Some(frozen))
     }
 
+    /// While flushes do not fit, the overlay must not grow for ever.
+    fn check_size(&self) -> Result<(), StoreError> {
+        let too_large = || self.is_far_too_large(unpoison(self.shared.view.read()).active.bytes);
+        if self.shared.stuck.load(Ordering::Relaxed) && too_large() {
+            return Err(StoreError::Full("flush to redb".into()));
+        }
+        Ok(())
+    }
+
+    fn is_far_too_large(&self, bytes: usize) -> bool {
+        bytes > self.shared.config.flush_bytes.saturating_mul(OVERLAY_FACTOR)
+    }
+
     /// Asks for a flush when the overlay is large; waits when it is far too large and one is running.
     fn bound(&mut self) {
         let size = |s: &Shared| {
@@ -643,9 +680,9 @@ impl Committer {
         if bytes > self.shared.config.flush_bytes && !self.asked {
             self.asked = self.flushes.send(FlushRequest::Flush(None)).is_ok();
         }
-        while bytes > self.shared.config.flush_bytes.saturating_mul(OVERLAY_FACTOR) && size(&self.shared).1 {
+        while self.is_far_too_large(bytes) && size(&self.shared).1 {
             let p = self.shared.progress();
-            if p.stop || p.error.is_some() {
+            if p.stop || p.error.is_some() || self.shared.stuck.load(Ordering::Relaxed) {
                 return;
             }
             drop(unpoison(self.shared.changed.wait_timeout(p, Duration::from_millis(10))));
@@ -682,7 +719,15 @@ fn flush_loop(shared: &Shared, flushes: &mpsc::Receiver<FlushRequest>, requests:
             Ok(FlushRequest::Stop) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
         };
         let result = flush(shared, requests);
+        let stuck = result.as_ref().is_err_and(StoreError::is_full);
+        if shared.stuck.swap(stuck, Ordering::Relaxed) != stuck {
+            match &result {
+                Err(e) => tracing::warn!("metadata stays in the log for now: {e}"),
+                Ok(()) => tracing::info!("the disk of the metadata has room again"),
+            }
+        }
         if let Err(e) = &result
+            && !stuck
             && shared.check().is_ok()
         {
             shared.fence(e);
@@ -695,6 +740,11 @@ fn flush_loop(shared: &Shared, flushes: &mpsc::Receiver<FlushRequest>, requests:
 
 fn flush(shared: &Shared, requests: &queue::WeakSender<Request>) -> Result<(), StoreError> {
     shared.check()?;
+    // What did not fit the last time comes first.
+    let waiting = unpoison(shared.view.read()).frozen.clone();
+    if let Some(frozen) = waiting {
+        apply(shared, &frozen)?;
+    }
     let (target, segment) = {
         let p = shared.progress();
         (p.last, p.segment.clone())
@@ -704,14 +754,46 @@ fn flush(shared: &Shared, requests: &queue::WeakSender<Request>) -> Result<(), S
     let gone = || StoreError::Fenced("it is closed".into());
     let (tx, rx) = mpsc::channel();
     requests.upgrade().ok_or_else(gone)?.blocking_send(Request::Freeze(tx)).map_err(|_| gone())?;
-    let Some(frozen) = rx.recv().map_err(|_| gone())?? else { return Ok(()) };
-    write_redb(&shared.db, &frozen, &[(KEY_APPLIED, frozen.last)])?;
-    let snapshot = open_snapshot(&shared.db)?;
-    {
-        let mut view = unpoison(shared.view.write());
-        view.snapshot = snapshot;
-        view.frozen = None;
+    if let Some(frozen) = rx.recv().map_err(|_| gone())?? {
+        apply(shared, &frozen)?;
     }
+    shared.recount()
+}
+
+fn without_redb() -> StoreError {
+    StoreError::Fenced("redb could not be reopened".into())
+}
+
+/// Moves the frozen overlay into redb: at once, or in parts when the disk is nearly full, so that the pages that one part
+/// gives up serve the next. When that does not fit, the overlay stays and covers what has been written of it.
+fn apply(shared: &Shared, frozen: &Overlay) -> Result<(), StoreError> {
+    let rows = frozen.rows();
+    let mut left = rows.as_slice();
+    while !left.is_empty() {
+        let (part, rest) = left.split_at(shared.fit(frozen, left)?);
+        let applied = [(KEY_APPLIED, frozen.last)];
+        let numbers = if rest.is_empty() { &applied[..] } else { &[] };
+        let snapshot = {
+            let guard = unpoison(shared.db.lock());
+            let db = guard.as_ref().ok_or_else(without_redb)?;
+            write_redb(db, part, numbers).and_then(|()| open_snapshot(db))
+        };
+        match snapshot {
+            Ok(snapshot) => unpoison(shared.view.write()).snapshot = snapshot,
+            Err(e) => {
+                // It was filled from outside meanwhile; and after an error redb wants to be opened afresh.
+                if e.is_full() {
+                    shared.reopen()?;
+                }
+                return Err(e);
+            }
+        }
+        if !rest.is_empty() {
+            shared.recount()?;
+        }
+        left = rest;
+    }
+    unpoison(shared.view.write()).frozen = None;
     shared.changed.notify_all();
     remove_segments(&shared.identity, frozen.last)
 }
@@ -728,14 +810,13 @@ fn remove_segments(identity: &log::Identity, applied: u64) -> Result<(), StoreEr
     crate::base::durable::sync_dir(&identity.dir).map_err(io)
 }
 
-fn write_redb(db: &Database, overlay: &Overlay, numbers: &[(&[u8], u64)]) -> Result<(), StoreError> {
+fn write_redb(db: &Database, rows: &[overlay::Row<'_>], numbers: &[(&[u8], u64)]) -> Result<(), StoreError> {
     let mut txn = db.begin_write().map_err(StoreError::redb)?;
     txn.set_durability(redb::Durability::Immediate).map_err(StoreError::redb)?;
     txn.set_quick_repair(true);
     for table in Table::ALL {
         let mut t = txn.open_table(table.definition()).map_err(StoreError::redb)?;
-        let changes: &BTreeMap<Vec<u8>, Entry> = overlay.table(table);
-        for (key, entry) in changes {
+        for (_, key, entry) in rows.iter().filter(|(of, ..)| *of == table) {
             match &entry.value {
                 Some(v) => drop(t.insert(key.as_slice(), v.as_slice()).map_err(StoreError::redb)?),
                 None => drop(t.remove(key.as_slice()).map_err(StoreError::redb)?),

@@ -13,6 +13,9 @@ pub(super) struct Entry {
     pub sequence: u64,
 }
 
+/// A changed key of a table.
+pub(super) type Row<'a> = (Table, &'a Vec<u8>, &'a Entry);
+
 /// Changed keys of all tables.
 #[derive(Default, Debug)]
 pub(super) struct Overlay {
@@ -50,6 +53,16 @@ impl Overlay {
                 self.set(table, key, entry);
             }
         }
+    }
+
+    /// All changed keys.
+    pub fn rows(&self) -> Vec<Row<'_>> {
+        Table::ALL.into_iter().flat_map(|t| self.table(t).iter().map(move |(key, entry)| (t, key, entry))).collect()
+    }
+
+    /// Number of changed keys.
+    pub fn count(&self) -> usize {
+        self.tables.iter().map(BTreeMap::len).sum()
     }
 
     pub fn is_empty(&self) -> bool {

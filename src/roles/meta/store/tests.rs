@@ -1,5 +1,6 @@
 use super::*;
 use crate::base::format::lock;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 fn config(dir: &Path) -> StoreConfig {
