@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
@@ -258,10 +259,10 @@ pub fn foreign(dir: &Path, name: &str) -> StartError {
     )
 }
 
-/// Held as long as a process uses a directory; the kernel releases it with the process.
-#[derive(Debug)]
+/// Held until the last copy is dropped; the kernel releases it with the process.
+#[derive(Clone, Debug)]
 pub struct DirLock {
-    _file: File,
+    _file: Arc<File>,
 }
 
 /// Locks a directory against other processes. Does not wait.
@@ -294,7 +295,7 @@ pub fn lock(dir: &Path) -> Result<DirLock, StartError> {
         writeln!(file, "{}", std::process::id())
     };
     write().map_err(|e| cannot("write", &path, e))?;
-    Ok(DirLock { _file: file })
+    Ok(DirLock { _file: Arc::new(file) })
 }
 
 /// The id of the file system under a path, in hex. None where the kernel makes it from the device number (XFS), at each

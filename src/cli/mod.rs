@@ -1,7 +1,7 @@
 //! The command line: what the words mean, and which part carries them out.
 //!
-//! Exit codes: 0 yes, 1 the answer is no (`health check` or `health network` found trouble, or a start failed), 2 the command could not be
-//! carried out.
+//! Exit codes: 0 yes, 1 the answer is no (`health check` or `health network` found trouble, or a start failed), 2 the
+//! command could not be carried out.
 
 mod admin;
 mod discover;

@@ -155,8 +155,7 @@ struct StateDir {
     path: PathBuf,
     record: Option<FormatRecord>,
     uuid: uuid::Uuid,
-    /// None: handed on.
-    lock: Option<DirLock>,
+    lock: DirLock,
     /// The directory had no lock file before.
     made_lock: bool,
 }
@@ -164,7 +163,7 @@ struct StateDir {
 /// A start that was refused leaves an empty directory empty.
 impl Drop for StateDir {
     fn drop(&mut self) {
-        if self.record.is_none() && self.made_lock && self.lock.is_some() {
+        if self.record.is_none() && self.made_lock {
             let _ = fs::remove_file(self.path.join(format::LOCK_FILE));
         }
     }
@@ -191,7 +190,7 @@ impl StateDir {
             DirState::Missing => return Err(format::missing(path)),
         };
         let uuid = record.as_ref().map_or_else(uuid::Uuid::new_v4, |r| r.uuid);
-        Ok(Self { path: path.to_owned(), record, uuid, lock: Some(lock), made_lock })
+        Ok(Self { path: path.to_owned(), record, uuid, lock, made_lock })
     }
 
     /// Compares the identity with what the cluster says, or writes it.
@@ -320,13 +319,8 @@ impl Running {
         let nodes = identity.nodes();
 
         // Socket and serving.
-        let endpoint = Endpoint::bind(bind, identity.clone(), config.has(Role::Mgmt)).map_err(|e| {
-            StartError::new(
-                format!("listen on UDP {bind}"),
-                e,
-                "Another process may use that port (ss -ulnp); --listen ADDR:PORT chooses another.",
-            )
-        })?;
+        let endpoint = Endpoint::bind(bind, identity.clone(), config.has(Role::Mgmt))
+            .map_err(|e| start::cannot_listen(bind, e))?;
         let bound = endpoint.local_addr().map_err(|e| StartError::new("read the socket's address", e, ""))?;
         self.endpoint = Some(endpoint.clone());
         if self.joined.is_none() {
@@ -397,12 +391,10 @@ impl Running {
             let _ = self.storage.set(server);
             say(&format!("{node} ({}) is up: {}, targets {}", self.name, list(&addrs), shown.join(" ")));
         }
-        self.locks.extend(targets.iter_mut().filter_map(|dir| dir.lock.take()));
-        if let (Some(node), Some(mut dir)) = (id_of(Role::Meta), meta_dir)
-            && let Some(lock) = dir.lock.take()
-        {
+        self.locks.extend(targets.iter().map(|dir| dir.lock.clone()));
+        if let (Some(node), Some(mut dir)) = (id_of(Role::Meta), meta_dir) {
             dir.settle(identity.cluster, node, None)?;
-            let server = MetaServer::open(&dir.path, lock, identity.cluster, node, cluster.clone())?;
+            let server = MetaServer::open(&dir.path, dir.lock.clone(), identity.cluster, node, cluster.clone())?;
             router.serve(Role::Meta, server.clone());
             self.meta = Some(server);
             say(&format!("{node} ({}) is up: {}, state {}", self.name, list(&addrs), dir.path.display()));

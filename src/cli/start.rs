@@ -38,13 +38,16 @@ pub fn init_log(level: &str) -> Result<(), StartError> {
 
 /// Whether the port is free; looked at before anything is made on disk. Taken for good once there is a certificate.
 pub fn check_port(bind: SocketAddr) -> Result<(), StartError> {
-    UdpSocket::bind(bind).map(drop).map_err(|e| {
-        StartError::new(
-            format!("listen on UDP {bind}"),
-            e,
-            "Another process may use that port (ss -ulnp); --listen ADDR:PORT chooses another.",
-        )
-    })
+    UdpSocket::bind(bind).map(drop).map_err(|e| cannot_listen(bind, e))
+}
+
+/// The refusal of a port that cannot be had.
+pub fn cannot_listen(bind: SocketAddr, why: impl std::fmt::Display) -> StartError {
+    StartError::new(
+        format!("listen on UDP {bind}"),
+        why,
+        "Another process may use that port (ss -ulnp); --listen ADDR:PORT chooses another.",
+    )
 }
 
 /// Addresses of `host[:port]`.
